@@ -1,0 +1,120 @@
+"""Trained input embeddings around chunks and before the question (KV Packet, arXiv 2604.13226, section 3).
+
+An adapter has up to three parts, each possibly empty: `header` and `trailer` stand in every packet, before and
+after its chunk; `bridge` stands between the last packet and the question and is computed with the question, so
+that changing it rebuilds no packet. Files are safetensors with the card as JSON in the metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvpacket_rag.errors import AdapterError
+
+__all__ = ["Adapter", "AdapterCard", "no_adapter"]
+
+PARTS = ("header", "trailer", "bridge")
+CARD_KEY = "kvpacket_adapter"
+
+
+@dataclass(frozen=True)
+class AdapterCard:
+    """What an adapter was trained for and how well it did."""
+
+    architecture: str = ""
+    """Model type of the configuration, such as "llama"."""
+    model: str = ""
+    """Name of the model."""
+    tokenizer: str = ""
+    """Hash of the tokenizer, as in a packet's fingerprint."""
+    weights: str = ""
+    """Hash of the weights; other weights of the same name give a warning, not an error."""
+    data: str = ""
+    """Training data, in words."""
+    chunk_lengths: tuple[int, int] = (0, 0)
+    """Shortest and longest chunk in training, tokens."""
+    fidelity: Mapping[str, float] = field(default_factory=dict)
+    """KL to full prefill per answer token on held-out questions, by domain."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Input embeddings [n, hidden] for the three places; n may be 0 in each."""
+
+    header: Tensor
+    trailer: Tensor
+    bridge: Tensor
+    card: AdapterCard = field(default_factory=AdapterCard)
+
+    def __post_init__(self) -> None:
+        widths = {tuple(part.shape[1:]) for part in (self.header, self.trailer, self.bridge)}
+        if any(part.ndim != 2 for part in (self.header, self.trailer, self.bridge)) or len(widths) != 1:
+            shapes = {name: tuple(getattr(self, name).shape) for name in PARTS}
+            raise AdapterError(f"An adapter's parts must be [n, hidden] with one hidden size; got {shapes}.")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the embeddings."""
+        return int(self.header.shape[1])
+
+    @cached_property
+    def packet_hash(self) -> str:
+        """Hash of header and trailer, the parts a packet depends on; "none" if both are empty."""
+        if not len(self.header) and not len(self.trailer):
+            return "none"
+        digest = hashlib.sha256()
+        for part in (self.header, self.trailer):
+            digest.update(str(tuple(part.shape)).encode())
+            digest.update(part.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Write the adapter to one safetensors file."""
+        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in PARTS}
+        save_file(tensors, path, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Adapter:
+        """Read an adapter. Raises `AdapterError` if the file is missing, malformed or of another kind."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if CARD_KEY not in metadata:
+                    raise AdapterError(f"{path} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata).")
+                tensors = {name: file.get_tensor(name) for name in PARTS}
+            values = json.loads(metadata[CARD_KEY])
+            card = AdapterCard(**{**values, "chunk_lengths": tuple(values["chunk_lengths"])})
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+            raise AdapterError(f"{path} cannot be read as an adapter: {error}. Expected a file written by Adapter.save.") from error
+        return cls(**tensors, card=card)
+
+    def check(self, *, architecture: str, hidden_size: int, tokenizer: str, model: str) -> None:
+        """Raise `AdapterError` naming both sides unless the adapter belongs to this model."""
+        pairs = {
+            "architecture": (self.card.architecture, architecture),
+            "hidden size": (self.hidden_size, hidden_size),
+            "tokenizer": (self.card.tokenizer, tokenizer),
+            "model": (self.card.model, model),
+        }
+        for name, (expected, found) in pairs.items():
+            if expected not in ("", found):
+                raise AdapterError(
+                    f"The adapter was trained for {self.card.model or 'another model'} with {name} {expected!r}; "
+                    f"this model is {model} with {name} {found!r}. Use an adapter trained for it, or none."
+                )
+
+
+def no_adapter(hidden_size: int) -> Adapter:
+    """The adapter with three empty parts."""
+    empty = torch.empty(0, hidden_size)
+    return Adapter(empty, empty, empty)

@@ -1,0 +1,123 @@
+"""Packets to context: one allocation, every state read once and written once.
+
+`assemble` places packets; `prefill` computes the same tokens from scratch. Both give a `Context`, and whatever
+reads a context cannot tell which one made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from kvpacket_rag.errors import BudgetError
+from kvpacket_rag.model import ContextCache, PacketModel
+from kvpacket_rag.packet import Packet
+
+__all__ = ["SOFT_TOKEN", "Context", "Need", "assemble", "fit", "prefill"]
+
+SOFT_TOKEN = -1
+"""Stands for a header, trailer or bridge slot in lists of token ids."""
+
+
+@dataclass(eq=False)
+class Context:
+    """A cache ready for the question, with the ids of the tokens in it."""
+
+    cache: ContextCache
+    token_ids: list[int]
+    """Real token ids of every filled slot; `SOFT_TOKEN` where an embedding has none."""
+    reused: int
+    """Slots filled from packets or from a kept prefix."""
+    computed: int
+    """Slots filled by running the model for this context."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Slots a question takes besides its packets."""
+
+    prefix: int
+    tail: int
+    answer: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.prefix + self.tail + self.answer
+
+
+def fit(lengths: Sequence[int], need: Need, limit: int) -> list[int]:
+    """Choose which packets, given in order of rank, fit into `limit` positions; the lowest ranked are left out first.
+
+    Returns the indices kept, in order. Raises `BudgetError` with the numbers when not even the question fits.
+    """
+    room = limit - need.total
+    if room < 0:
+        raise BudgetError(
+            f"The question does not fit: prefix {need.prefix} + question {need.tail} + answer {need.answer} = {need.total} tokens, "
+            f"the model has {limit} positions. Shorten the question or lower max_new_tokens."
+        )
+    kept: list[int] = []
+    for index, length in enumerate(lengths):
+        if length > room:
+            break
+        room -= length
+        kept.append(index)
+    return kept
+
+
+def _slot_ids(packet: Packet) -> list[int]:
+    return [SOFT_TOKEN] * packet.header + list(packet.token_ids) + [SOFT_TOKEN] * packet.trailer
+
+
+def assemble(model: PacketModel, prefix: Sequence[int], packets: Sequence[Packet], *, room: int, cache: ContextCache | None = None) -> Context:
+    """Place the prefix and packets one after another, keys turned to their new positions.
+
+    room: slots to leave for question and answer. cache: an empty cache of one row to fill, default a new one.
+    The packets are only read.
+    """
+    length = len(prefix) + sum(packet.length for packet in packets)
+    _check(model, length + room)
+    cache = cache if cache is not None else model.allocate(length + room)
+    kept = model.has_fixed(prefix) if prefix else True
+    if prefix:
+        cache.place(model.fixed_states(prefix), delta=0)
+    ids = list(prefix)
+    for packet in packets:
+        cache.place(packet.states, delta=cache.length - packet.base_position)
+        ids += _slot_ids(packet)
+    return Context(cache, ids, reused=length if kept else length - len(prefix), computed=0 if kept else len(prefix))
+
+
+def prefill(
+    model: PacketModel, prefix: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int], *, room: int, cache: ContextCache | None = None
+) -> tuple[Context, Tensor]:
+    """Compute prefix, chunks and tail in one pass, as a system without packets does.
+
+    Returns the context and the logits [1, vocabulary] of its last token.
+    """
+    ids = [*prefix, *(token for chunk in chunks for token in chunk), *tail]
+    _check(model, len(ids) + room)
+    cache = cache if cache is not None else model.allocate(len(ids) + room)
+    logits = model.forward(cache, ids)
+    return Context(cache, ids, reused=0, computed=len(ids)), logits
+
+
+def ask(model: PacketModel, context: Context, tail: Sequence[int], *, bridge: Tensor | None = None) -> Tensor:
+    """Run the question over a context, with the bridge before it; returns the logits [1, vocabulary] of its last token."""
+    soft = 0 if bridge is None else len(bridge)
+    logits = model.forward(context.cache, tail, bridge=bridge)
+    context.token_ids += [SOFT_TOKEN] * soft + list(tail)
+    context.computed += soft + len(tail)
+    return logits
+
+
+Method = Literal["packet", "full"]
+
+
+def _check(model: PacketModel, total: int) -> None:
+    if total > model.max_positions:
+        raise BudgetError(f"The context needs {total} positions, the model has {model.max_positions}. Use fewer or shorter chunks.")

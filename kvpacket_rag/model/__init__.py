@@ -1,0 +1,7 @@
+"""The only code that touches Hugging Face models and tokenizers."""
+
+from kvpacket_rag.model.cache import ContextCache
+from kvpacket_rag.model.chat import SEPARATOR, Prompt, PromptStyle
+from kvpacket_rag.model.packet_model import PacketModel
+
+__all__ = ["SEPARATOR", "ContextCache", "PacketModel", "Prompt", "PromptStyle"]

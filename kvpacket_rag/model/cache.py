@@ -1,0 +1,148 @@
+"""The cache a model writes into: allocated once, filled by slices, never concatenated.
+
+One buffer per layer group, [L, B, H, T, D], so that a whole packet is placed by a few operations instead of a
+few per layer. Each layer sees its own slice [B, H, T, D]. Sliding-window layers keep every slot as well: the
+model's own mask limits what they attend to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.packet import GroupStates, StateLayout
+from kvpacket_rag.rope import rotate_into
+
+__all__ = ["ContextCache"]
+
+
+class _Slots(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's view of a group buffer; its first `length` slots are filled."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.length = keys, values, length
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the buffer exists from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write new states [B, H, T, D] behind the filled slots and return all filled slots (views)."""
+        end = self.length + key_states.shape[-2]
+        if end > self.keys.shape[-2]:
+            raise InputError(f"The context holds {self.keys.shape[-2]} slots, {end} are needed; allocate it with more room.")
+        self.keys[:, :, self.length : end].copy_(key_states)
+        self.values[:, :, self.length : end].copy_(value_states)
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length of keys after the next write, and position of the first."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Number of filled slots."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """-1, "no fixed length": the views handed out grow with every write."""
+        return -1
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffer:
+    keys: Tensor
+    values: Tensor
+
+
+class ContextCache(Cache):  # type: ignore[misc]
+    """Keys and values of B contexts with room for `slots` tokens each."""
+
+    def __init__(self, layout: StateLayout, buffers: tuple[_Buffer, ...], length: int) -> None:
+        self._layout, self._buffers = layout, buffers
+        layers: list[Any] = [DummyLayer() for _ in range(layout.n_layers)]
+        for group, buffer in zip(layout.groups, buffers, strict=True):
+            for row, layer in enumerate(group.layers):
+                layers[layer] = _Slots(buffer.keys[row], buffer.values[row], length)
+        self._first = layout.groups[0].layers[0]
+        super().__init__(layers=layers)
+
+    @classmethod
+    def allocate(cls, layout: StateLayout, rows: int, slots: int, dtype: torch.dtype, device: torch.device) -> ContextCache:
+        """Make an empty cache of `rows` contexts with `slots` slots each. The memory is not initialised."""
+
+        def empty(layers: int, shape: tuple[int, int]) -> Tensor:
+            return torch.empty((layers, rows, shape[0], slots, shape[1]), dtype=dtype, device=device)
+
+        buffers = tuple(
+            _Buffer(empty(len(group.layers), group.key_shape), empty(len(group.layers), group.value_shape)) for group in layout.groups
+        )
+        return cls(layout, buffers, 0)
+
+    @property
+    def length(self) -> int:
+        """Number of filled slots."""
+        return int(self.layers[self._first].get_seq_length())
+
+    @property
+    def slots(self) -> int:
+        """Number of slots, filled or not."""
+        return int(self._buffers[0].keys.shape[3])
+
+    @property
+    def rows(self) -> int:
+        """Number of contexts, B."""
+        return int(self._buffers[0].keys.shape[1])
+
+    def view(self, row: int, start: int, length: int = 0) -> ContextCache:
+        """Share row `row` from slot `start` on as a cache of one context with `length` filled slots."""
+        buffers = tuple(_Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers)
+        return ContextCache(self._layout, buffers, length)
+
+    def filled(self, length: int) -> ContextCache:
+        """Share the same memory as a cache whose first `length` slots count as filled."""
+        return ContextCache(self._layout, self._buffers, length)
+
+    def clear(self, start: int, stop: int, row: int) -> None:
+        """Zero some slots of a row, so that masked slots hold numbers and not leftovers that may be NaN."""
+        for buffer in self._buffers:
+            buffer.keys[:, row, :, start:stop].zero_()
+            buffer.values[:, row, :, start:stop].zero_()
+
+    def place(self, states: tuple[GroupStates, ...], delta: int) -> None:
+        """Append states to every row, moved by `delta` positions: each number is read once and written once."""
+        start = self.length
+        end = start + states[0].keys.shape[2]
+        if end > self.slots:
+            raise InputError(f"The context holds {self.slots} slots, {end} are needed; allocate it with more room.")
+        for group, buffer, new in zip(self._layout.groups, self._buffers, states, strict=True):
+            rotation = group.rotation
+            for name, out, source in (
+                ("keys", buffer.keys[..., start:end, :], new.keys),
+                ("values", buffer.values[..., start:end, :], new.values),
+            ):
+                source = source.to(device=out.device, non_blocking=True).unsqueeze(1)
+                if rotation is not None and rotation.tensor == name and delta:
+                    rotate_into(out, source.expand_as(out), rotation, delta)
+                else:
+                    out.copy_(source)
+        for layer in self.layers:
+            if isinstance(layer, _Slots):
+                layer.length = end
+
+    def read(self, row: int, start: int, stop: int, dtype: torch.dtype) -> tuple[GroupStates, ...]:
+        """Copy slots [start, stop) of a row out, one `GroupStates` per group, in number format `dtype`."""
+
+        def copy(buffer: Tensor) -> Tensor:
+            return buffer[:, row, :, start:stop].to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+        return tuple(GroupStates(copy(b.keys), copy(b.values)) for b in self._buffers)

@@ -1,0 +1,187 @@
+"""Text to token ids: chat templates split around the context, and text that stays text.
+
+Nothing a document, question or message says can become a special token: user text never passes through the
+template. The template is rendered once with marks in the places of user text, cut at the marks, and the pieces
+are tokenised apart: template pieces with special tokens, user text without.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvpacket_rag.errors import InputError
+
+__all__ = ["SEPARATOR", "Prompt", "PromptStyle", "TextCodec"]
+
+SEPARATOR = "\n\n"
+"""Follows every chunk inside its packet, so that documents do not run into each other."""
+
+_MARK = "\ue0f0{}\ue0f1"
+_MARKED = re.compile("\ue0f0([0-9]+)\ue0f1")
+
+PLAIN_TEMPLATE = """{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] }}
+
+{% elif message['role'] == 'user' %}{{ message['content'] }}
+{% else %}Answer: {{ message['content'] }}
+
+{% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"""
+"""For models that bring no chat template: the system text, then turns as plain lines, then "Answer:"."""
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """The words around documents and question. Change them by making another `PromptStyle`."""
+
+    system: str = "You answer questions from the documents you are given. Answer briefly and use only what they say."
+    opening: str = "Documents:\n\n"
+    """Opens the user turn, before the first document."""
+    closing: str = "Answer this question from the documents, in one short sentence.\nQuestion: "
+    """Between the last document and the question."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids before and after the context."""
+
+    prefix: tuple[int, ...]
+    """Everything before the first packet."""
+    tail: tuple[int, ...]
+    """Everything after the last: closing words, question, and the opening of the answer."""
+
+
+class TextCodec:
+    """Token ids of one tokenizer; safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        # Whether special tokens are recognised is a switch on the one shared tokenizer.
+        self._lock = threading.Lock()
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self._added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+        contents = sorted((re.escape(content) for content in self._added), key=len, reverse=True)
+        self._markers = re.compile("|".join(contents)) if contents else None
+
+    @cached_property
+    def separator(self) -> tuple[int, ...]:
+        """Token ids of `SEPARATOR`."""
+        return self.plain(SEPARATOR)
+
+    def _ids(self, text: str, *, special: bool) -> tuple[int, ...]:
+        if not text:
+            return ()
+        with self._lock:
+            return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)["input_ids"])
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Tokenise user text; special tokens and chat markers written in it become ordinary characters.
+
+        Markers are cut inside, so that no tokenizer setting can join them again.
+        """
+        if self._markers is None or not self._markers.search(text):
+            return self._ids(text, special=False)
+        ids: list[int] = []
+        start = 0
+        while (match := self._markers.search(text, start)) is not None:
+            cut = match.start() + 1
+            ids += self._ids(text[start:cut], special=False)
+            start = cut
+        ids += self._ids(text[start:], special=False)
+        return tuple(ids)
+
+    def template(self, text: str) -> tuple[int, ...]:
+        """Tokenise a piece of the chat template; special tokens are recognised, none is added."""
+        return self._ids(text, special=True)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        with self._lock:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer brings a chat template of its own."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        template = None if self.has_template else PLAIN_TEMPLATE
+        return str(self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True))
+
+    def _render_any(self, messages: list[dict[str, str]]) -> str:
+        """Render; templates without a system role get the system text at the start of the first user turn."""
+        try:
+            rendered = self._render(messages)
+        except Exception:  # templates refuse by raising jinja2 errors of several kinds
+            rendered = ""
+        wanted = [m["content"] for m in messages]
+        if all(content in rendered for content in wanted):
+            return rendered
+        if messages[0]["role"] != "system" or len(messages) < 2:
+            raise InputError("The model's chat template cannot hold these messages: give user and assistant turns in alternation.")
+        first = {"role": "user", "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
+        return self._render([first, *messages[2:]])
+
+    def _pieces(self, rendered: str, texts: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
+        """Token ids of a rendered template, cut where a text is None-marked as the context."""
+        halves: list[list[int]] = [[]]
+        for index, piece in enumerate(_MARKED.split(rendered)):
+            if index % 2 == 0:
+                halves[-1] += self.template(piece)
+                continue
+            parts = texts[int(piece)]
+            for number, part in enumerate(parts):
+                if number:
+                    halves.append([])
+                halves[-1] += self.plain(part)
+        return [tuple(half) for half in halves]
+
+    def _one_bos(self, prefix: tuple[int, ...]) -> tuple[int, ...]:
+        """Start with the sequence-opening token exactly once, if this tokenizer opens sequences at all."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            return prefix
+        with self._lock:
+            opens = list(self.tokenizer("a")["input_ids"])[:1] == [bos]
+        while len(prefix) > 1 and prefix[0] == prefix[1] == bos:
+            prefix = prefix[1:]
+        if opens and prefix[:1] != (bos,):
+            prefix = (bos, *prefix)
+        return prefix
+
+    def prompt(self, question: str, *, style: PromptStyle | None = None, history: Sequence[Mapping[str, str]] = ()) -> Prompt:
+        """Split the rendered chat template at the place of the context.
+
+        history: earlier turns, `{"role": "user" | "assistant", "content": ...}`, oldest first; they stand before
+        the documents, which belong to the last user turn. Neighbours of one role are joined.
+        Raises `InputError` for an empty question or an unknown role.
+        """
+        style = style or PromptStyle()
+        if not question.strip():
+            raise InputError("The question is empty; give a text of at least one character.")
+        texts: list[tuple[str, ...]] = []
+        messages: list[dict[str, str]] = []
+
+        def add(role: str, *parts: str) -> None:
+            mark = _MARK.format(len(texts))
+            texts.append(parts)
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += "\n\n" + mark
+            else:
+                messages.append({"role": role, "content": mark})
+
+        if style.system.strip():
+            add("system", style.system.strip())
+        for turn in history:
+            role, content = turn.get("role"), turn.get("content")
+            if role not in ("system", "user", "assistant") or not isinstance(content, str):
+                raise InputError(
+                    f"A history turn needs a role of system, user or assistant and a content of text; got {role!r} with {type(content).__name__}."
+                )
+            add(str(role), content)
+        add("user", style.opening, style.closing + question)
+        prefix, tail = self._pieces(self._render_any(messages), texts)
+        return Prompt(self._one_bos(prefix), tail)

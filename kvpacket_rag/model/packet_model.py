@@ -1,0 +1,283 @@
+"""A frozen decoder that makes packets and answers from them.
+
+Together with its neighbours in this folder, the only code that knows how Hugging Face models are called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from kvpacket_rag.adapter import Adapter, no_adapter
+from kvpacket_rag.errors import InputError, KVPacketError, UnsupportedModelError
+from kvpacket_rag.model import identity
+from kvpacket_rag.model.cache import ContextCache
+from kvpacket_rag.model.chat import TextCodec
+from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
+from kvpacket_rag.model.loading import load
+from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical
+
+__all__ = ["PacketModel"]
+
+logger = logging.getLogger(__name__)
+
+FIXED_STATES_KEPT = 8
+"""Anchors and prefixes whose states a model keeps."""
+BATCH_TOKENS = 2048
+"""Chunk tokens encoded in one forward pass: enough to fill a processor, few enough to stay in its caches."""
+
+
+class PacketModel:
+    """A frozen causal language model with its tokenizer, proved able to move its cached states.
+
+    Weights are never changed. One model serves several threads: forward passes take turns.
+    """
+
+    def __init__(self, hf_model: Any, tokenizer: Any, *, name: str | None = None, adapter: Adapter | None = None) -> None:
+        """Take a loaded Hugging Face model and tokenizer; most callers use `from_pretrained`.
+
+        Raises `UnsupportedModelError` with the reason when the model's states cannot be moved, and
+        `AdapterError` when `adapter` belongs to another model.
+        """
+        refuse_by_config(hf_model.config)
+        self._hf = hf_model.eval().requires_grad_(False)
+        self.name = name or str(getattr(hf_model.config, "_name_or_path", "") or hf_model.config.model_type)
+        self.text = TextCodec(tokenizer)
+        self._turn = threading.Lock()
+        self._fixed: OrderedDict[tuple[int, ...], tuple[GroupStates, ...]] = OrderedDict()
+        parameters = inspect.signature(hf_model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        if "position_ids" not in parameters:
+            recurrent = "cache_params" in parameters
+            raise UnsupportedModelError(
+                f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
+                reason="recurrent_layers" if recurrent else "cache_layout",
+            )
+        self._decoder = hf_model.get_decoder() or hf_model
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        text_config = hf_model.config.get_text_config()
+        self.hidden_size = int(self._embed(torch.zeros(1, dtype=torch.long)).shape[-1])
+        self.max_positions = position_limit(hf_model.config)
+        """Most tokens a context may hold, question and answer included."""
+        self.layout: StateLayout = prove_layout(hf_model, self._probe, self.max_positions, int(text_config.vocab_size))
+        self.adapter = adapter or no_adapter(self.hidden_size)
+        if adapter is not None:
+            adapter.check(**self._adapter_identity)
+            if adapter.card.weights not in ("", self.weights_hash):
+                logger.warning("The adapter was trained on other weights of %s; measure before relying on it.", self.name)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | str | None = None,
+        adapter: Adapter | str | Path | None = None,
+    ) -> PacketModel:
+        """Load a model by catalogue name, Hugging Face id, folder or GGUF file.
+
+        device: default CUDA where there is one, else the CPU.
+        dtype: default bfloat16 where the processor computes it natively, else float32.
+        Raises `ModelLoadError` when nothing can be loaded under that name, `UnsupportedModelError` when the
+        model's states cannot be moved.
+        """
+        loaded = load(str(name), device=device, dtype=dtype)
+        if adapter is not None and not isinstance(adapter, Adapter):
+            adapter = Adapter.load(adapter)
+        return cls(loaded.model, loaded.tokenizer, name=loaded.name, adapter=adapter)
+
+    def __repr__(self) -> str:
+        return f"PacketModel({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {self.device}, {self.max_positions} positions)"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(next(self._hf.parameters()).device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format the model computes in."""
+        return next(iter(self._hf.parameters())).dtype  # type: ignore[no-any-return]
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """Hash of a sample of every weight."""
+        return identity.weights_hash(self._hf)
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """Hash of the tokenizer."""
+        return identity.tokenizer_hash(self.text.tokenizer)
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        found: set[int] = set()
+        for value in (
+            getattr(self._hf.generation_config, "eos_token_id", None),
+            getattr(self._hf.config, "eos_token_id", None),
+            self.text.tokenizer.eos_token_id,
+        ):
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        return frozenset(found)
+
+    @property
+    def _adapter_identity(self) -> dict[str, Any]:
+        return {
+            "architecture": self._hf.config.model_type,
+            "hidden_size": self.hidden_size,
+            "tokenizer": self.tokenizer_hash,
+            "model": self.name,
+        }
+
+    def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: torch.dtype) -> Fingerprint:
+        """Say what packets of this model depend on, for chunks that see `anchor` and are stored as `storage`."""
+        return Fingerprint(
+            namespace=namespace,
+            model=identity.config_hash(self._hf.config),
+            weights=self.weights_hash,
+            compute=str(self.dtype).removeprefix("torch."),
+            tokenizer=self.tokenizer_hash,
+            rope=identity.rope_hash(self.layout),
+            cache=identity.layout_hash(self.layout),
+            anchor=identity._short(canonical(list(anchor))) if anchor else "none",
+            adapter=self.adapter.packet_hash,
+            storage=str(storage).removeprefix("torch."),
+        )
+
+    # -- forward passes -------------------------------------------------------------------------------------
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self._hf.get_input_embeddings()(ids.to(self.device))  # type: ignore[no-any-return]
+
+    def _call(self, cache: Any, positions: Tensor, *, head: bool = True, **inputs: Any) -> Any:
+        """Run the model; without its head where only states are wanted."""
+        inputs[self._cache_argument] = cache
+        run, options = (self._hf, self._last_only) if head else (self._decoder, {})
+        with torch.no_grad(), self._turn:
+            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **options, **inputs)
+
+    def _probe(self, ids: Tensor, positions: Tensor) -> Any:
+        try:
+            output = self._call(DynamicCache(), positions, input_ids=ids.to(self.device))
+        except KVPacketError:
+            raise
+        except Exception as error:  # whatever a foreign forward pass may raise means the same here
+            raise UnsupportedModelError(
+                f"{self._hf.config.model_type} does not run with a plain key/value cache and explicit positions: {error}",
+                reason="cache_layout",
+            ) from error
+        return getattr(output, "cache", None) or getattr(output, "past_key_values", None)
+
+    def allocate(self, slots: int, rows: int = 1) -> ContextCache:
+        """Make an empty cache for `rows` contexts of up to `slots` tokens."""
+        return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device)
+
+    def forward(
+        self, cache: ContextCache, ids: Sequence[int] | Tensor, *, bridge: Tensor | None = None, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Run tokens behind what the cache holds, write their states into it, and give the last logits.
+
+        ids: n token ids, or a tensor [B, n]. bridge: embeddings [m, hidden] run before them.
+        positions: [B, n], default the cache's slots. mask: [B, filled + n], 0 at slots to ignore.
+        Returns float32 logits [B, vocabulary] of the last token.
+        """
+        tensor = torch.as_tensor(ids, dtype=torch.long, device=self.device)
+        tensor = tensor if tensor.ndim == 2 else tensor[None]
+        inputs: dict[str, Any]
+        count = tensor.shape[1]
+        if bridge is not None and len(bridge):
+            soft = bridge.to(device=self.device, dtype=self.dtype).expand(tensor.shape[0], -1, -1)
+            inputs = {"inputs_embeds": torch.cat((soft, self._embed(tensor)), dim=1)}
+            count += soft.shape[1]
+        else:
+            inputs = {"input_ids": tensor}
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + count)[None]
+        logits = self._call(cache, positions, **inputs).logits
+        return logits[:, -1].float()  # type: ignore[no-any-return]
+
+    def fixed_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
+        """Give the states of a token sequence that opens many contexts (an anchor or prefix); computed once, then kept."""
+        key = tuple(ids)
+        if (states := self._fixed.get(key)) is None:
+            cache = self.allocate(len(key))
+            self.forward(cache, key)
+            states = cache.read(0, 0, len(key), self.dtype)
+            self._fixed[key] = states
+            while len(self._fixed) > FIXED_STATES_KEPT:
+                self._fixed.popitem(last=False)
+        return states
+
+    def has_fixed(self, ids: Sequence[int]) -> bool:
+        """Whether `fixed_states` of these ids are ready."""
+        return tuple(ids) in self._fixed
+
+    # -- packets --------------------------------------------------------------------------------------------
+
+    def encode(self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None) -> list[Packet]:
+        """Make the packets of chunks, given as token ids; see `encode_each`."""
+        packets: dict[int, Packet] = dict(self.encode_each(chunks, anchor=anchor, storage=storage))
+        return [packets[index] for index in range(len(chunks))]
+
+    def encode_each(
+        self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
+    ) -> Iterator[tuple[int, Packet]]:
+        """Make packets, many chunks in a forward pass, and yield (index, packet) as each pass ends.
+
+        anchor: token ids every chunk sees before it; their states are not part of the packet.
+        storage: number format of the packets, default the one the model computes in.
+        Raises `InputError` for an empty chunk or one that does not fit behind the anchor.
+        """
+        extra = len(self.adapter.header) + len(self.adapter.trailer)
+        for index, chunk in enumerate(chunks):
+            if not chunk:
+                raise InputError(f"Chunk {index} has no tokens; skip empty chunks before encoding.")
+            if len(anchor) + extra + len(chunk) > self.max_positions:
+                raise InputError(
+                    f"Chunk {index} has {len(chunk)} tokens; with an anchor of {len(anchor)} and {extra} adapter slots the model's "
+                    f"{self.max_positions} positions are exceeded. Split it into smaller chunks."
+                )
+        order = sorted(range(len(chunks)), key=lambda i: len(chunks[i]), reverse=True)
+        while order:
+            rows = max(1, BATCH_TOKENS // (len(chunks[order[0]]) + extra))
+            batch, order = order[:rows], order[rows:]
+            yield from zip(batch, self._encode_batch([chunks[i] for i in batch], tuple(anchor), storage or self.dtype), strict=True)
+
+    def _encode_batch(self, chunks: list[Sequence[int]], anchor: tuple[int, ...], storage: torch.dtype) -> Iterator[Packet]:
+        header, trailer = len(self.adapter.header), len(self.adapter.trailer)
+        longest = max(map(len, chunks)) + header + trailer
+        start = len(anchor)
+        cache = self.allocate(start + longest, rows=len(chunks))
+        if anchor:
+            cache.place(self.fixed_states(anchor), delta=0)
+        # Shorter chunks are padded behind their end, where no token of theirs can see it.
+        ids = torch.tensor([[*chunk, *[0] * (longest - header - trailer - len(chunk))] for chunk in chunks])
+        positions = torch.arange(start, start + longest)[None].expand(len(chunks), -1)
+        if header or trailer:
+            self._call(cache, positions, head=False, inputs_embeds=self._with_adapter(ids, [len(chunk) for chunk in chunks]))
+        else:
+            self._call(cache, positions, head=False, input_ids=ids.to(self.device))
+        for row, chunk in enumerate(chunks):
+            states = cache.read(row, start, start + header + len(chunk) + trailer, storage)
+            yield Packet(tuple(chunk), header, trailer, start, states)
+
+    def _with_adapter(self, ids: Tensor, lengths: list[int]) -> Tensor:
+        """Embeddings [B, header + T + trailer, hidden], each row's trailer right behind its own last token."""
+        embeds = self._embed(ids)
+        header, trailer = (part.to(embeds) for part in (self.adapter.header, self.adapter.trailer))
+        rows = [torch.cat((header, row[:length], trailer, row[length:])) for row, length in zip(embeds, lengths, strict=True)]
+        return torch.stack(rows)
