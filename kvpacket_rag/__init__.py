@@ -1,3 +1,63 @@
-"""Answer from stored key/value packets: the model reads each chunk once, and computes only the question."""
+"""Answer from stored key/value packets: the model reads each chunk once, and computes only the question.
+
+    from kvpacket_rag import DocumentStore, PacketModel, RAG
+
+Names are imported when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvpacket_rag.adapter import Adapter as Adapter
+    from kvpacket_rag.anchor import Anchor as Anchor
+    from kvpacket_rag.chunking import Chunk as Chunk
+    from kvpacket_rag.chunking import Document as Document
+    from kvpacket_rag.documents import DocumentStore as DocumentStore
+    from kvpacket_rag.embedding import Embedder as Embedder
+    from kvpacket_rag.embedding import SentenceEmbedder as SentenceEmbedder
+    from kvpacket_rag.errors import KVPacketError as KVPacketError
+    from kvpacket_rag.generator import GenerationConfig as GenerationConfig
+    from kvpacket_rag.model import PacketModel as PacketModel
+    from kvpacket_rag.model import PromptStyle as PromptStyle
+    from kvpacket_rag.packet import Packet as Packet
+    from kvpacket_rag.rag import RAG as RAG
+    from kvpacket_rag.rag import Answer as Answer
+    from kvpacket_rag.retrieval import Hit as Hit
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Adapter": "adapter",
+    "Anchor": "anchor",
+    "Answer": "rag",
+    "Chunk": "chunking",
+    "Document": "chunking",
+    "DocumentStore": "documents",
+    "Embedder": "embedding",
+    "GenerationConfig": "generator",
+    "Hit": "retrieval",
+    "KVPacketError": "errors",
+    "Packet": "packet",
+    "PacketModel": "model",
+    "PromptStyle": "model",
+    "RAG": "rag",
+    "SentenceEmbedder": "embedding",
+}
+
+__all__ = [  # noqa: RUF022 - the order of `_HOMES`, and the version
+    "Adapter", "Anchor", "Answer", "Chunk", "Document", "DocumentStore", "Embedder", "GenerationConfig", "Hit", "KVPacketError", "Packet",
+    "PacketModel", "PromptStyle", "RAG", "SentenceEmbedder", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"kvpacket_rag.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'kvpacket_rag' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -90,12 +90,16 @@ class Adapter:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if CARD_KEY not in metadata:
-                    raise AdapterError(f"{path} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata).")
+                    raise AdapterError(
+                        f"{path} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata)."
+                    )
                 tensors = {name: file.get_tensor(name) for name in PARTS}
             values = json.loads(metadata[CARD_KEY])
             card = AdapterCard(**{**values, "chunk_lengths": tuple(values["chunk_lengths"])})
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-            raise AdapterError(f"{path} cannot be read as an adapter: {error}. Expected a file written by Adapter.save.") from error
+            raise AdapterError(
+                f"{path} cannot be read as an adapter: {error}. Expected a file written by Adapter.save."
+            ) from error
         return cls(**tensors, card=card)
 
     def check(self, *, architecture: str, hidden_size: int, tokenizer: str, model: str) -> None:

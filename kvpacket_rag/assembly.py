@@ -73,7 +73,14 @@ def _slot_ids(packet: Packet) -> list[int]:
     return [SOFT_TOKEN] * packet.header + list(packet.token_ids) + [SOFT_TOKEN] * packet.trailer
 
 
-def assemble(model: PacketModel, prefix: Sequence[int], packets: Sequence[Packet], *, room: int, cache: ContextCache | None = None) -> Context:
+def assemble(
+    model: PacketModel,
+    prefix: Sequence[int],
+    packets: Sequence[Packet],
+    *,
+    room: int,
+    cache: ContextCache | None = None,
+) -> Context:
     """Place the prefix and packets one after another, keys turned to their new positions.
 
     room: slots to leave for question and answer. cache: an empty cache of one row to fill, default a new one.
@@ -93,7 +100,13 @@ def assemble(model: PacketModel, prefix: Sequence[int], packets: Sequence[Packet
 
 
 def prefill(
-    model: PacketModel, prefix: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int], *, room: int, cache: ContextCache | None = None
+    model: PacketModel,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    tail: Sequence[int],
+    *,
+    room: int,
+    cache: ContextCache | None = None,
 ) -> tuple[Context, Tensor]:
     """Compute prefix, chunks and tail in one pass, as a system without packets does.
 
@@ -120,4 +133,6 @@ Method = Literal["packet", "full"]
 
 def _check(model: PacketModel, total: int) -> None:
     if total > model.max_positions:
-        raise BudgetError(f"The context needs {total} positions, the model has {model.max_positions}. Use fewer or shorter chunks.")
+        raise BudgetError(
+            f"The context needs {total} positions, the model has {model.max_positions}. Use fewer or shorter chunks."
+        )

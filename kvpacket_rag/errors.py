@@ -1,18 +1,18 @@
 """The exceptions of this package, in one tree. Each says what was expected, what came, and what to do.
 
-    KVPacketError
-    ├── InputError                 the caller's value cannot be used (also a ValueError)
-    │   ├── DocumentError          a file or document cannot be read
-    │   └── BudgetError            the question does not fit the model's window
-    ├── UnsupportedModelError      the model's states cannot be moved; `.reason` is a short code
-    ├── ModelLoadError             a model or tokenizer could not be found or loaded
-    ├── MissingDependencyError     an optional package is not installed (also an ImportError)
-    ├── StoreError
-    │   ├── NotFoundError          no document, chunk or store of that name (also a KeyError)
-    │   ├── MismatchError          made by another model, adapter, embedder or format; `.field`
-    │   ├── DamagedError           a blob or database does not hold what was written
-    │   └── StorageFullError       the disk is full
-    └── AdapterError               an adapter file that cannot be used here
+KVPacketError
+├── InputError                 the caller's value cannot be used (also a ValueError)
+│   ├── DocumentError          a file or document cannot be read
+│   └── BudgetError            the question does not fit the model's window
+├── UnsupportedModelError      the model's states cannot be moved; `.reason` is a short code
+├── ModelLoadError             a model or tokenizer could not be found or loaded
+├── MissingDependencyError     an optional package is not installed (also an ImportError)
+├── StoreError
+│   ├── NotFoundError          no document, chunk or store of that name (also a KeyError)
+│   ├── MismatchError          made by another model, adapter, embedder or format; `.field`
+│   ├── DamagedError           a blob or database does not hold what was written
+│   └── StorageFullError       the disk is full
+└── AdapterError               an adapter file that cannot be used here
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ class GenerationConfig:
         return generator
 
 
-def choose(logits: Tensor, config: GenerationConfig, *, seen: Tensor | None = None, generator: torch.Generator | None = None) -> int:
+def choose(
+    logits: Tensor, config: GenerationConfig, *, seen: Tensor | None = None, generator: torch.Generator | None = None
+) -> int:
     """Choose the next token from logits [vocabulary]. seen: ids already in prompt and answer, for the penalty."""
     if config.repetition_penalty != 1.0 and seen is not None and seen.numel():
         logits = logits.clone()
@@ -170,7 +172,7 @@ class _Row:
         self.new += 1
         self.context.token_ids.append(token)
         if self.seen is not None:
-            self.seen = torch.cat((self.seen, self.seen.new_tensor([token]))).unique()
+            self.seen = torch.cat((self.seen, self.seen.new_tensor([token])))
         pieces = [Piece(self.text.push(token), token)]
         if self.text.stopped or self.new >= config.max_new_tokens:
             self.done = True
@@ -183,7 +185,12 @@ class _Row:
 
 
 def generate_rows(
-    model: PacketModel, contexts: Sequence[Context], logits: Tensor, config: GenerationConfig, *, cache: ContextCache | None = None
+    model: PacketModel,
+    contexts: Sequence[Context],
+    logits: Tensor,
+    config: GenerationConfig,
+    *,
+    cache: ContextCache | None = None,
 ) -> Iterator[list[list[Piece]]]:
     """Yield one list of pieces per row and step; a finished row yields empty lists until all are finished.
 
@@ -194,15 +201,20 @@ def generate_rows(
     vocabulary = logits.shape[-1]
     penalised = config.repetition_penalty != 1.0
     rows = [
-        _Row(context, TextStream(model, config.stop), config.generator(device, i), _seen(context, vocabulary, device) if penalised else None)
+        _Row(
+            context,
+            TextStream(model, config.stop),
+            config.generator(device, i),
+            _seen(context, vocabulary, device) if penalised else None,
+        )
         for i, context in enumerate(contexts)
     ]
     cache = cache or contexts[0].cache
     lengths = [len(context.token_ids) for context in contexts]
     longest = cache.length
     mask = torch.ones(len(rows), cache.slots, dtype=torch.long, device=device)
-    for row, length in enumerate(lengths):
-        mask[row, : longest - length] = 0
+    for number, length in enumerate(lengths):
+        mask[number, : longest - length] = 0
     step = 0
     while True:
         tokens, pieces = [], []

@@ -80,8 +80,8 @@ class Fingerprint:
             expected, came = getattr(self, field.name), getattr(found, field.name)
             if expected != came:
                 raise MismatchError(
-                    f"{what} was made for another {field.name}: expected {expected!r}, found {came!r}. "
-                    "Open the store with the model it was built with, or re-add its documents with this one.",
+                    f"{what}, and they differ in {field.name}: expected {expected!r}, found {came!r}. "
+                    "Open the store with the model it was built with, or build another store with this one.",
                     field=field.name,
                     expected=expected,
                     found=came,
@@ -111,7 +111,9 @@ class StateLayout:
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values of one token at `itemsize` bytes a number."""
         return sum(
-            len(group.layers) * itemsize * (group.key_shape[0] * group.key_shape[1] + group.value_shape[0] * group.value_shape[1])
+            len(group.layers)
+            * itemsize
+            * (group.key_shape[0] * group.key_shape[1] + group.value_shape[0] * group.value_shape[1])
             for group in self.groups
         )
 

@@ -14,6 +14,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from kvpacket_rag.chunking import Document
+from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.model import PacketModel
 
 transformers.utils.logging.disable_progress_bar()
@@ -44,7 +46,14 @@ LATENT = {
     "num_key_value_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 3, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8,
 }  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512}
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)],
@@ -59,7 +68,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3": ("qwen3", {}),
     "mistral-sliding": ("mistral", {"sliding_window": 24}),
     "gemma2": ("gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 16}),
-    "gemma3": ("gemma3_text", {"sliding_window": 24, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
     "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 1024}),
     "smollm3-nope": ("smollm3", {"num_hidden_layers": 4}),
     "glm-interleaved": ("glm", {}),
@@ -123,3 +135,41 @@ class HashEmbedder:
             vector[digest[0] % self.dimension] += 1.0 if digest[1] % 2 else -1.0
         norm = math.sqrt(sum(x * x for x in vector)) or 1.0
         return [x / norm for x in vector]
+
+
+HANDBOOK = {
+    "battery": "The battery of the lamp lasts nine days. It is charged with a blue cable in two hours.",
+    "colour": "The lamp is sold in green and in ochre. The green one is made of glass.",
+    "price": "A lamp costs 31 crowns. Spare shades cost 4 crowns each and come in pairs.",
+    "care": "Wipe the shade with a dry cloth once a month. Never use soap on the ochre one.",
+}
+
+
+def handbook(**metadata: object) -> list[Document]:
+    return [Document(text, id=name, metadata={"part": name, **metadata}) for name, text in HANDBOOK.items()]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, llama: PacketModel) -> Iterator[Callable[..., DocumentStore]]:
+    opened = []
+
+    def make(folder: str = "kb", **options: object) -> DocumentStore:
+        given = {"model": llama, "embedder": HashEmbedder(), "chunk_tokens": 60, "storage": "float32", **options}
+        opened.append(DocumentStore.open(tmp_path / folder, **given))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: Callable[..., DocumentStore]) -> DocumentStore:
+    made = open_store()
+    made.add(handbook())
+    return made
+
+
+def blob_bytes(store: DocumentStore) -> dict[str, bytes]:
+    root = store.folder / "packets"
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}

@@ -65,7 +65,9 @@ def block_mask_logits(model: PacketModel, order: list[int], anchor: list[int]) -
     else:
         mask = additive(allowed & near)
     with torch.no_grad():
-        return hf(inputs_embeds=embeds[None], position_ids=position[None], attention_mask=mask, use_cache=False).logits[0, -1]
+        return hf(inputs_embeds=embeds[None], position_ids=position[None], attention_mask=mask, use_cache=False).logits[
+            0, -1
+        ]
 
 
 @pytest.mark.parametrize("anchor", [[], ANCHOR], ids=["no-anchor", "anchor"])
@@ -113,7 +115,9 @@ def test_assembled_states_equal_states_computed_at_the_new_positions(any_model, 
     moved.place(packet.states, delta=distance)
     direct = model.allocate(len(chunk))
     model.forward(direct, chunk, positions=torch.arange(distance, distance + len(chunk))[None])
-    for ours, theirs in zip(moved.read(0, 0, len(chunk), torch.float32), direct.read(0, 0, len(chunk), torch.float32), strict=True):
+    for ours, theirs in zip(
+        moved.read(0, 0, len(chunk), torch.float32), direct.read(0, 0, len(chunk), torch.float32), strict=True
+    ):
         assert (ours.keys - theirs.keys).abs().max() < TOLERANCE
         assert (ours.values - theirs.values).abs().max() < TOLERANCE
 
@@ -133,9 +137,18 @@ def test_greedy_answers_of_full_prefill_equal_generate_of_transformers(name):
     hf = tiny_hf(tiny_config(name))
     model = PacketModel(hf, character_tokenizer(), name=name)
     context, logits = prefill(model, PREFIX, [CHUNKS[1]], TAIL, room=12)
-    ours = [p.token for p in generate(model, context, logits, GenerationConfig(max_new_tokens=12)) if p.token is not None]
+    ours = [
+        p.token for p in generate(model, context, logits, GenerationConfig(max_new_tokens=12)) if p.token is not None
+    ]
     ids = torch.tensor([PREFIX + CHUNKS[1] + TAIL])
-    theirs = hf.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=[3])
+    theirs = hf.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=[3],
+    )
     assert ours == [t for t in theirs[0, ids.shape[1] :].tolist() if t != 3]
 
 
@@ -143,7 +156,8 @@ def test_the_order_of_packets_changes_the_answer_but_not_the_packets(llama):
     packets = llama.encode(CHUNKS, anchor=ANCHOR)
     before = [(s.keys.clone(), s.values.clone()) for p in packets for s in p.states]
     results = [
-        ask(llama, assemble(llama, PREFIX, [packets[i] for i in order], room=20), TAIL) for order in itertools.permutations(range(3))
+        ask(llama, assemble(llama, PREFIX, [packets[i] for i in order], room=20), TAIL)
+        for order in itertools.permutations(range(3))
     ]
     assert len({tuple(r[0].tolist()) for r in results}) == len(results)
     for (keys, values), states in zip(before, (s for p in packets for s in p.states), strict=True):

@@ -39,7 +39,9 @@ class _Slots(CacheLayerMixin):  # type: ignore[misc]
         """Write new states [B, H, T, D] behind the filled slots and return all filled slots (views)."""
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
-            raise InputError(f"The context holds {self.keys.shape[-2]} slots, {end} are needed; allocate it with more room.")
+            raise InputError(
+                f"The context holds {self.keys.shape[-2]} slots, {end} are needed; allocate it with more room."
+            )
         self.keys[:, :, self.length : end].copy_(key_states)
         self.values[:, :, self.length : end].copy_(value_states)
         self.length = end
@@ -77,14 +79,17 @@ class ContextCache(Cache):  # type: ignore[misc]
         super().__init__(layers=layers)
 
     @classmethod
-    def allocate(cls, layout: StateLayout, rows: int, slots: int, dtype: torch.dtype, device: torch.device) -> ContextCache:
+    def allocate(
+        cls, layout: StateLayout, rows: int, slots: int, dtype: torch.dtype, device: torch.device
+    ) -> ContextCache:
         """Make an empty cache of `rows` contexts with `slots` slots each. The memory is not initialised."""
 
         def empty(layers: int, shape: tuple[int, int]) -> Tensor:
             return torch.empty((layers, rows, shape[0], slots, shape[1]), dtype=dtype, device=device)
 
         buffers = tuple(
-            _Buffer(empty(len(group.layers), group.key_shape), empty(len(group.layers), group.value_shape)) for group in layout.groups
+            _Buffer(empty(len(group.layers), group.key_shape), empty(len(group.layers), group.value_shape))
+            for group in layout.groups
         )
         return cls(layout, buffers, 0)
 
@@ -105,7 +110,9 @@ class ContextCache(Cache):  # type: ignore[misc]
 
     def view(self, row: int, start: int, length: int = 0) -> ContextCache:
         """Share row `row` from slot `start` on as a cache of one context with `length` filled slots."""
-        buffers = tuple(_Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers)
+        buffers = tuple(
+            _Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers
+        )
         return ContextCache(self._layout, buffers, length)
 
     def filled(self, length: int) -> ContextCache:

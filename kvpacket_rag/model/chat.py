@@ -62,7 +62,9 @@ class TextCodec:
         # Whether special tokens are recognised is a switch on the one shared tokenizer.
         self._lock = threading.Lock()
         self.special_ids = frozenset(tokenizer.all_special_ids)
-        self._added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+        self._added = {
+            token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.content.strip()
+        }
         contents = sorted((re.escape(content) for content in self._added), key=len, reverse=True)
         self._markers = re.compile("|".join(contents)) if contents else None
 
@@ -75,7 +77,11 @@ class TextCodec:
         if not text:
             return ()
         with self._lock:
-            return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)["input_ids"])
+            return tuple(
+                self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)[
+                    "input_ids"
+                ]
+            )
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Tokenise user text; special tokens and chat markers written in it become ordinary characters.
@@ -100,7 +106,9 @@ class TextCodec:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
         with self._lock:
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
+            return str(
+                self.tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+            )
 
     @property
     def has_template(self) -> bool:
@@ -109,7 +117,11 @@ class TextCodec:
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         template = None if self.has_template else PLAIN_TEMPLATE
-        return str(self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True))
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, chat_template=template, tokenize=False, add_generation_prompt=True
+            )
+        )
 
     def _render_any(self, messages: list[dict[str, str]]) -> str:
         """Render; templates without a system role get the system text at the start of the first user turn."""
@@ -121,7 +133,9 @@ class TextCodec:
         if all(content in rendered for content in wanted):
             return rendered
         if messages[0]["role"] != "system" or len(messages) < 2:
-            raise InputError("The model's chat template cannot hold these messages: give user and assistant turns in alternation.")
+            raise InputError(
+                "The model's chat template cannot hold these messages: give user and assistant turns in alternation."
+            )
         first = {"role": "user", "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
         return self._render([first, *messages[2:]])
 
@@ -152,7 +166,9 @@ class TextCodec:
             prefix = (bos, *prefix)
         return prefix
 
-    def prompt(self, question: str, *, style: PromptStyle | None = None, history: Sequence[Mapping[str, str]] = ()) -> Prompt:
+    def prompt(
+        self, question: str, *, style: PromptStyle | None = None, history: Sequence[Mapping[str, str]] = ()
+    ) -> Prompt:
         """Split the rendered chat template at the place of the context.
 
         history: earlier turns, `{"role": "user" | "assistant", "content": ...}`, oldest first; they stand before

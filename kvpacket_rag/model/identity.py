@@ -11,7 +11,15 @@ from kvpacket_rag.packet import StateLayout, canonical
 
 __all__ = ["config_hash", "layout_hash", "rope_hash", "tokenizer_hash", "weights_hash"]
 
-_VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "_attn_implementation_autoset"}
+_VOLATILE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "architectures",
+    "_attn_implementation_autoset",
+}
 SAMPLE = 64
 """Numbers read from each weight tensor."""
 
@@ -57,7 +65,9 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def rope_hash(layout: StateLayout) -> str:
     """Hash of the rotation rule and frequencies of every group."""
     rules = [
-        None if g.rotation is None else [g.rotation.tensor, g.rotation.layout, g.rotation.offset, g.rotation.inv_freq.tolist()]
+        None
+        if g.rotation is None
+        else [g.rotation.tensor, g.rotation.layout, g.rotation.offset, g.rotation.inv_freq.tolist()]
         for g in layout.groups
     ]
     return _short(canonical(rules))

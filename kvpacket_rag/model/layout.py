@@ -38,7 +38,8 @@ def refuse_by_config(config: Any) -> None:
     name = getattr(config, "model_type", "this model")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{name} is an encoder-decoder; packets need a decoder-only model. Choose a causal language model.", reason="encoder_decoder"
+            f"{name} is an encoder-decoder; packets need a decoder-only model. Choose a causal language model.",
+            reason="encoder_decoder",
         )
     text = config.get_text_config()
     types = {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
@@ -67,7 +68,9 @@ def position_limit(config: Any) -> int:
     nested = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     for rope in nested:
         if rope.get("rope_type") in ("dynamic", "longrope"):
-            original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+            original = rope.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None
+            )
             limits.append(int(original or limits[0]))
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
         limits.append(int(text.attention_chunk_size))
@@ -104,7 +107,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
 
 
-def _best_rotation(which: str, near: Tensor, far: Tensor, shift: int, frequencies: list[Tensor]) -> tuple[float, Rotation | None]:
+def _best_rotation(
+    which: str, near: Tensor, far: Tensor, shift: int, frequencies: list[Tensor]
+) -> tuple[float, Rotation | None]:
     best: tuple[float, Rotation | None] = (_distance(near, far), None)
     for rotation in _candidates(which, near.shape[-1], frequencies):
         moved = torch.empty_like(near)
@@ -115,7 +120,9 @@ def _best_rotation(which: str, near: Tensor, far: Tensor, shift: int, frequencie
     return best
 
 
-def _layer_rule(layer: int, near: Any, far: Any, shift: int, frequencies: list[Tensor], tolerance: float) -> Rotation | None:
+def _layer_rule(
+    layer: int, near: Any, far: Any, shift: int, frequencies: list[Tensor], tolerance: float
+) -> Rotation | None:
     """Find how layer `layer` turns; `near` and `far` hold its keys and values at both places, float64."""
     key_error, key_rule = _best_rotation("keys", near.keys, far.keys, shift, frequencies)
     value_error, value_rule = _best_rotation("values", near.values, far.values, shift, frequencies)
@@ -141,7 +148,9 @@ class _LayerStates:
         self.keys, self.values = (t[0].detach().double().cpu() for t in (layer.keys, layer.values))
 
 
-def prove_layout(model: torch.nn.Module, run: Callable[[Tensor, Tensor], Any], limit: int, vocabulary: int) -> StateLayout:
+def prove_layout(
+    model: torch.nn.Module, run: Callable[[Tensor, Tensor], Any], limit: int, vocabulary: int
+) -> StateLayout:
     """Derive the layout of a model's states and prove on it that they can be moved (once, at load).
 
     run: maps token ids [1, T] and positions [1, T] to the model's own dynamic cache.
@@ -169,7 +178,8 @@ def prove_layout(model: torch.nn.Module, run: Callable[[Tensor, Tensor], Any], l
             continue  # shares the states of another layer
         if keys.ndim != 4 or keys.shape[2] != tokens:
             raise UnsupportedModelError(
-                f"Layer {index} caches keys of shape {tuple(keys.shape)}; expected [1, heads, {tokens}, dim].", reason="cache_layout"
+                f"Layer {index} caches keys of shape {tuple(keys.shape)}; expected [1, heads, {tokens}, dim].",
+                reason="cache_layout",
             )
         rule = _layer_rule(index, _LayerStates(near), _LayerStates(far), shift, frequencies, tolerance)
         same = next((k for k, v in rules.items() if k[:4] == _shape(keys, values) and _equal(v, rule)), None)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvpacket_rag.catalogue import CATALOGUE, fetch
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.model.layout import refuse_by_config
+from kvpacket_rag.quiet import quiet_loading
 
 __all__ = ["Loaded", "load", "native_dtype"]
 
@@ -27,6 +25,8 @@ class Loaded:
     model: Any
     tokenizer: Any
     name: str
+    source: str
+    """What loads it again from anywhere: a name, an id, or an absolute path."""
 
 
 def native_dtype(device: torch.device) -> torch.dtype:
@@ -35,7 +35,11 @@ def native_dtype(device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if device.type == "cpu":
         capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-        return torch.bfloat16 if any(capabilities.get(c) for c in ("avx512_bf16", "amx_bf16", "arm_bf16")) else torch.float32
+        return (
+            torch.bfloat16
+            if any(capabilities.get(c) for c in ("avx512_bf16", "amx_bf16", "arm_bf16"))
+            else torch.float32
+        )
     return torch.float32
 
 
@@ -47,15 +51,17 @@ def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | s
         entry = CATALOGUE[name.lower()]
         if entry.kind != "generator":
             names = ", ".join(e.name for e in CATALOGUE.values() if e.kind == "generator")
-            raise ModelLoadError(f"{entry.name} is an {entry.kind}, not a generator. Generators known by name: {names}.")
-        source, shown = str(fetch(entry.name, convert_gguf)), entry.name
-    else:
-        source, shown = name, Path(name).name if Path(name).exists() else name
-    if source.endswith(".gguf"):
+            raise ModelLoadError(
+                f"{entry.name} is an {entry.kind}, not a generator. Generators known by name: {names}."
+            )
+        return _load_folder(str(fetch(entry.name, convert_gguf)), entry.name, entry.name, target, precision)
+    path = Path(name)
+    shown, again = (path.name, str(path.resolve())) if path.exists() else (name, name)
+    if path.suffix == ".gguf":
         with tempfile.TemporaryDirectory() as scratch:
-            convert_gguf(Path(source), Path(scratch) / "model")
-            return _load_folder(str(Path(scratch) / "model"), shown, target, precision)
-    return _load_folder(source, shown, target, precision)
+            convert_gguf(path, Path(scratch) / "model")
+            return _load_folder(str(Path(scratch) / "model"), shown, again, target, precision)
+    return _load_folder(name, shown, again, target, precision)
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -67,36 +73,24 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return dtype
 
 
-def _load_folder(source: str, name: str, device: torch.device, dtype: torch.dtype) -> Loaded:
+def _load_folder(folder: str, name: str, source: str, device: torch.device, dtype: torch.dtype) -> Loaded:
     try:
-        with _quiet():
-            config = AutoConfig.from_pretrained(source)
+        with quiet_loading():
+            config = AutoConfig.from_pretrained(folder)
             refuse_by_config(config)
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelLoadError(
             f"No model could be loaded from {source!r}: {_first_line(error)} Give a name from `kvpacket models`, a Hugging Face id, "
             "a folder with config.json, weights and tokenizer, or a GGUF file."
         ) from error
-    return Loaded(model.to(device), tokenizer, name)
+    return Loaded(model.to(device), tokenizer, name, source)
 
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if lines[0].endswith(".") else lines[0] + "."
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide transformers' own progress bars while loading, and put the setting back."""
-    enabled = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -106,16 +100,24 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     into a fresh model of the same configuration.
     """
     if not gguf.exists():
-        raise ModelLoadError(f"There is no file {gguf}. Give the path of a GGUF file, a model folder or a Hugging Face id.")
+        raise ModelLoadError(
+            f"There is no file {gguf}. Give the path of a GGUF file, a model folder or a Hugging Face id."
+        )
     try:
-        with _quiet():
+        with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except ImportError as error:
-        raise ModelLoadError(f"Reading {gguf.name} needs the packages gguf and accelerate: pip install gguf accelerate.") from error
+        raise ModelLoadError(
+            f"Reading {gguf.name} needs the packages gguf and accelerate: pip install gguf accelerate."
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelLoadError(f"{gguf} cannot be read as a GGUF model: {_first_line(error)}") from error
-    values = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path", "model_type")}
+    values = {
+        k: v
+        for k, v in loaded.config.to_dict().items()
+        if k not in ("quantization_config", "_name_or_path", "model_type")
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(loaded.config.model_type, **values))
     missing = model.load_state_dict({k: v.float() for k, v in loaded.state_dict().items()}, strict=False).missing_keys
     model.tie_weights()

@@ -5,9 +5,7 @@ Together with its neighbours in this folder, the only code that knows how Huggin
 
 from __future__ import annotations
 
-import inspect
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -16,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from kvpacket_rag.adapter import Adapter, no_adapter
-from kvpacket_rag.errors import InputError, KVPacketError, UnsupportedModelError
+from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import identity
 from kvpacket_rag.model.cache import ContextCache
 from kvpacket_rag.model.chat import TextCodec
+from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
 from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical
@@ -43,38 +41,40 @@ class PacketModel:
     Weights are never changed. One model serves several threads: forward passes take turns.
     """
 
-    def __init__(self, hf_model: Any, tokenizer: Any, *, name: str | None = None, adapter: Adapter | None = None) -> None:
+    def __init__(
+        self,
+        hf_model: Any,
+        tokenizer: Any,
+        *,
+        name: str | None = None,
+        source: str | None = None,
+        adapter: Adapter | None = None,
+    ) -> None:
         """Take a loaded Hugging Face model and tokenizer; most callers use `from_pretrained`.
 
         Raises `UnsupportedModelError` with the reason when the model's states cannot be moved, and
         `AdapterError` when `adapter` belongs to another model.
         """
         refuse_by_config(hf_model.config)
-        self._hf = hf_model.eval().requires_grad_(False)
+        self._forward = Forward(hf_model)
+        self._hf = hf_model
         self.name = name or str(getattr(hf_model.config, "_name_or_path", "") or hf_model.config.model_type)
+        self.source = source or self.name
+        """What `from_pretrained` needs to load it again."""
         self.text = TextCodec(tokenizer)
-        self._turn = threading.Lock()
         self._fixed: OrderedDict[tuple[int, ...], tuple[GroupStates, ...]] = OrderedDict()
-        parameters = inspect.signature(hf_model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        if "position_ids" not in parameters:
-            recurrent = "cache_params" in parameters
-            raise UnsupportedModelError(
-                f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
-                reason="recurrent_layers" if recurrent else "cache_layout",
-            )
-        self._decoder = hf_model.get_decoder() or hf_model
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        text_config = hf_model.config.get_text_config()
-        self.hidden_size = int(self._embed(torch.zeros(1, dtype=torch.long)).shape[-1])
+        self.hidden_size = int(self._forward.embed(torch.zeros(1, dtype=torch.long)).shape[-1])
+        self.vocabulary_size = int(hf_model.config.get_text_config().vocab_size)
         self.max_positions = position_limit(hf_model.config)
         """Most tokens a context may hold, question and answer included."""
-        self.layout: StateLayout = prove_layout(hf_model, self._probe, self.max_positions, int(text_config.vocab_size))
+        self.layout: StateLayout = prove_layout(hf_model, self._forward.probe, self.max_positions, self.vocabulary_size)
         self.adapter = adapter or no_adapter(self.hidden_size)
         if adapter is not None:
             adapter.check(**self._adapter_identity)
             if adapter.card.weights not in ("", self.weights_hash):
-                logger.warning("The adapter was trained on other weights of %s; measure before relying on it.", self.name)
+                logger.warning(
+                    "The adapter was trained on other weights of %s; measure before relying on it.", self.name
+                )
 
     @classmethod
     def from_pretrained(
@@ -95,7 +95,7 @@ class PacketModel:
         loaded = load(str(name), device=device, dtype=dtype)
         if adapter is not None and not isinstance(adapter, Adapter):
             adapter = Adapter.load(adapter)
-        return cls(loaded.model, loaded.tokenizer, name=loaded.name, adapter=adapter)
+        return cls(loaded.model, loaded.tokenizer, name=loaded.name, source=loaded.source, adapter=adapter)
 
     def __repr__(self) -> str:
         return f"PacketModel({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {self.device}, {self.max_positions} positions)"
@@ -103,12 +103,12 @@ class PacketModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return torch.device(next(self._hf.parameters()).device)
+        return self._forward.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format the model computes in."""
-        return next(iter(self._hf.parameters())).dtype  # type: ignore[no-any-return]
+        return self._forward.dtype
 
     @cached_property
     def weights_hash(self) -> str:
@@ -123,14 +123,7 @@ class PacketModel:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end an answer."""
-        found: set[int] = set()
-        for value in (
-            getattr(self._hf.generation_config, "eos_token_id", None),
-            getattr(self._hf.config, "eos_token_id", None),
-            self.text.tokenizer.eos_token_id,
-        ):
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
-        return frozenset(found)
+        return self._forward.end_ids(self.text.tokenizer)
 
     @property
     def _adapter_identity(self) -> dict[str, Any]:
@@ -158,34 +151,18 @@ class PacketModel:
 
     # -- forward passes -------------------------------------------------------------------------------------
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        return self._hf.get_input_embeddings()(ids.to(self.device))  # type: ignore[no-any-return]
-
-    def _call(self, cache: Any, positions: Tensor, *, head: bool = True, **inputs: Any) -> Any:
-        """Run the model; without its head where only states are wanted."""
-        inputs[self._cache_argument] = cache
-        run, options = (self._hf, self._last_only) if head else (self._decoder, {})
-        with torch.no_grad(), self._turn:
-            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **options, **inputs)
-
-    def _probe(self, ids: Tensor, positions: Tensor) -> Any:
-        try:
-            output = self._call(DynamicCache(), positions, input_ids=ids.to(self.device))
-        except KVPacketError:
-            raise
-        except Exception as error:  # whatever a foreign forward pass may raise means the same here
-            raise UnsupportedModelError(
-                f"{self._hf.config.model_type} does not run with a plain key/value cache and explicit positions: {error}",
-                reason="cache_layout",
-            ) from error
-        return getattr(output, "cache", None) or getattr(output, "past_key_values", None)
-
     def allocate(self, slots: int, rows: int = 1) -> ContextCache:
         """Make an empty cache for `rows` contexts of up to `slots` tokens."""
         return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device)
 
     def forward(
-        self, cache: ContextCache, ids: Sequence[int] | Tensor, *, bridge: Tensor | None = None, positions: Tensor | None = None, mask: Tensor | None = None
+        self,
+        cache: ContextCache,
+        ids: Sequence[int] | Tensor,
+        *,
+        bridge: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Run tokens behind what the cache holds, write their states into it, and give the last logits.
 
@@ -199,7 +176,7 @@ class PacketModel:
         count = tensor.shape[1]
         if bridge is not None and len(bridge):
             soft = bridge.to(device=self.device, dtype=self.dtype).expand(tensor.shape[0], -1, -1)
-            inputs = {"inputs_embeds": torch.cat((soft, self._embed(tensor)), dim=1)}
+            inputs = {"inputs_embeds": torch.cat((soft, self._forward.embed(tensor)), dim=1)}
             count += soft.shape[1]
         else:
             inputs = {"input_ids": tensor}
@@ -207,7 +184,7 @@ class PacketModel:
             inputs["attention_mask"] = mask
         if positions is None:
             positions = torch.arange(cache.length, cache.length + count)[None]
-        logits = self._call(cache, positions, **inputs).logits
+        logits = self._forward(cache, positions, **inputs).logits
         return logits[:, -1].float()  # type: ignore[no-any-return]
 
     def fixed_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
@@ -228,7 +205,9 @@ class PacketModel:
 
     # -- packets --------------------------------------------------------------------------------------------
 
-    def encode(self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None) -> list[Packet]:
+    def encode(
+        self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
+    ) -> list[Packet]:
         """Make the packets of chunks, given as token ids; see `encode_each`."""
         packets: dict[int, Packet] = dict(self.encode_each(chunks, anchor=anchor, storage=storage))
         return [packets[index] for index in range(len(chunks))]
@@ -255,9 +234,13 @@ class PacketModel:
         while order:
             rows = max(1, BATCH_TOKENS // (len(chunks[order[0]]) + extra))
             batch, order = order[:rows], order[rows:]
-            yield from zip(batch, self._encode_batch([chunks[i] for i in batch], tuple(anchor), storage or self.dtype), strict=True)
+            yield from zip(
+                batch, self._encode_batch([chunks[i] for i in batch], tuple(anchor), storage or self.dtype), strict=True
+            )
 
-    def _encode_batch(self, chunks: list[Sequence[int]], anchor: tuple[int, ...], storage: torch.dtype) -> Iterator[Packet]:
+    def _encode_batch(
+        self, chunks: list[Sequence[int]], anchor: tuple[int, ...], storage: torch.dtype
+    ) -> Iterator[Packet]:
         header, trailer = len(self.adapter.header), len(self.adapter.trailer)
         longest = max(map(len, chunks)) + header + trailer
         start = len(anchor)
@@ -268,16 +251,21 @@ class PacketModel:
         ids = torch.tensor([[*chunk, *[0] * (longest - header - trailer - len(chunk))] for chunk in chunks])
         positions = torch.arange(start, start + longest)[None].expand(len(chunks), -1)
         if header or trailer:
-            self._call(cache, positions, head=False, inputs_embeds=self._with_adapter(ids, [len(chunk) for chunk in chunks]))
+            self._forward(
+                cache, positions, head=False, inputs_embeds=self._with_adapter(ids, [len(chunk) for chunk in chunks])
+            )
         else:
-            self._call(cache, positions, head=False, input_ids=ids.to(self.device))
+            self._forward(cache, positions, head=False, input_ids=ids.to(self.device))
         for row, chunk in enumerate(chunks):
             states = cache.read(row, start, start + header + len(chunk) + trailer, storage)
             yield Packet(tuple(chunk), header, trailer, start, states)
 
     def _with_adapter(self, ids: Tensor, lengths: list[int]) -> Tensor:
         """Embeddings [B, header + T + trailer, hidden], each row's trailer right behind its own last token."""
-        embeds = self._embed(ids)
+        embeds = self._forward.embed(ids)
         header, trailer = (part.to(embeds) for part in (self.adapter.header, self.adapter.trailer))
-        rows = [torch.cat((header, row[:length], trailer, row[length:])) for row, length in zip(embeds, lengths, strict=True)]
+        rows = [
+            torch.cat((header, row[:length], trailer, row[length:]))
+            for row, length in zip(embeds, lengths, strict=True)
+        ]
         return torch.stack(rows)

@@ -1,0 +1,44 @@
+"""What every chunk sees before it when its packet is made.
+
+A chunk encoded alone is written as if nothing stood before it, with an attention sink of its own; one encoded
+behind a fixed neutral context looks like a document in the middle of a prompt. The anchor's states are not part
+of the packet, so it costs nothing when answering. It is fixed for a store and does not follow the prompt.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kvpacket_rag.model import PacketModel, PromptStyle
+
+__all__ = ["Anchor", "anchor_ids"]
+
+PASSAGE = """\
+The old mill stands where the two streams meet, a short walk below the village. Its wheel was taken down many \
+years ago, and the stones inside are worn smooth. In spring the water rises to the second step of the door, and \
+the meadow behind it turns into a shallow pond where herons stand in the morning. In summer the grass is cut twice \
+and dried on wooden racks along the fence. Visitors come on Sundays, sit on the low wall and eat what they brought \
+with them. The path is narrow but well kept, and a painted sign near the bridge shows the way to the next farm. \
+When the first frost comes, the gate is closed until March, and only the keeper walks down once a week to look \
+after the roof."""
+
+
+class Anchor(StrEnum):
+    """Kinds of anchor."""
+
+    PASSAGE = "passage"
+    """The opening of the default prompt and one neutral passage: for chunks that stand behind others. The default."""
+    OPENING = "opening"
+    """The opening of the default prompt only: for a chunk that stands first."""
+    NONE = "none"
+    """Nothing; every chunk is encoded alone, as in the KV Packet paper (arXiv 2604.13226)."""
+
+
+def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
+    """Token ids of an anchor for a model."""
+    if anchor is Anchor.NONE:
+        return ()
+    opening = model.text.prompt("?", style=PromptStyle()).prefix
+    if anchor is Anchor.OPENING:
+        return opening
+    return opening + model.text.plain(PASSAGE) + model.text.separator

@@ -1,0 +1,235 @@
+"""From documents to rows and packets: split, embed, encode many chunks at a time, commit document by document.
+
+A document, its chunks, vectors and packets become visible in one transaction; until then the old version is
+served. An interruption keeps what was committed and leaves nothing else behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import sqlalchemy as sa
+import torch
+
+from kvpacket_rag.chunking import Chunk, Document, Splitter
+from kvpacket_rag.database import Database, read_fact, write_fact
+from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
+from kvpacket_rag.errors import KVPacketError
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.recipe import PacketRecipe
+from kvpacket_rag.schema import chunks as chunk_table
+from kvpacket_rag.schema import documents as document_table
+from kvpacket_rag.schema import packets as packet_table
+from kvpacket_rag.store import PacketStore, WrittenBlob
+
+__all__ = ["AddReport", "BuildProgress", "Builder", "delete_document", "raise_generation"]
+
+WINDOW_CHUNKS = 64
+"""Chunks gathered from several documents before they are encoded, so that forward passes are full."""
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """How far a build is."""
+
+    documents: int
+    """Documents committed or found unchanged."""
+    total: int | None
+    """Documents in all; None where they come from an iterator."""
+    chunks: int
+    """Chunks encoded in this build."""
+    tokens: int
+    """Their tokens."""
+    seconds: float
+    """Time spent so far."""
+
+
+@dataclass(frozen=True)
+class AddReport:
+    """What an `add` did."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    chunks: int = 0
+    """Chunks of added and updated documents."""
+    packets_built: int = 0
+    tokens_built: int = 0
+    """Tokens of the packets built; chunks whose packet existed cost none."""
+    seconds: float = 0.0
+    failed: tuple[tuple[str, str], ...] = ()
+    """Files found in folders that could not be read: (path, reason)."""
+
+
+@dataclass(eq=False)
+class _Tally:
+    total: int | None
+    started: float = field(default_factory=time.monotonic)
+    report: AddReport = field(default_factory=AddReport)
+
+    def count(self, **more: int) -> None:
+        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+
+    def progress(self) -> BuildProgress:
+        done = self.report.added + self.report.updated + self.report.unchanged
+        return BuildProgress(
+            done, self.total, self.report.packets_built, self.report.tokens_built, time.monotonic() - self.started
+        )
+
+
+class Builder:
+    """Builds documents into a store with one model, splitter and embedder."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: PacketStore,
+        model: PacketModel,
+        splitter: Splitter,
+        embedder: Embedder,
+        recipe: PacketRecipe,
+    ) -> None:
+        self._database, self._store, self._model = database, store, model
+        self._splitter, self._embedder, self._recipe = splitter, embedder, recipe
+
+    def build(
+        self, documents: Iterable[Document], progress: Callable[[BuildProgress], None] | None = None
+    ) -> AddReport:
+        """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
+        tally = _Tally(len(documents) if isinstance(documents, Sequence) else None)
+        report = progress or (lambda _: None)
+        for window in self._windows(documents, tally):
+            self._build_window(window, tally, report)
+            report(tally.progress())
+        return replace(tally.report, seconds=time.monotonic() - tally.started)
+
+    def _windows(self, documents: Iterable[Document], tally: _Tally) -> Iterator[list[tuple[Document, list[Chunk]]]]:
+        """Gather changed documents with their chunks until there is enough for full forward passes."""
+        window: list[tuple[Document, list[Chunk]]] = []
+        for document in documents:
+            if self._stored_content(document.id) == document.content:
+                tally.count(unchanged=1)
+                continue
+            window.append((document, self._splitter.split(document)))
+            if sum(len(chunks) for _, chunks in window) >= WINDOW_CHUNKS:
+                yield window
+                window = []
+        yield window
+
+    def _stored_content(self, name: str) -> str | None:
+        with self._database.reading() as connection:
+            return connection.execute(sa.select(document_table.c.content).where(document_table.c.name == name)).scalar()
+
+    def _build_window(
+        self, window: list[tuple[Document, list[Chunk]]], tally: _Tally, report: Callable[[BuildProgress], None]
+    ) -> None:
+        chunks = list({chunk.content: chunk for _, chunks in window for chunk in chunks}.values())
+        if not chunks:
+            return
+        vectors = dict(
+            zip([c.content for c in chunks], unit_vectors(self._embedder.embed([c.text for c in chunks])), strict=True)
+        )
+        blobs: dict[str, WrittenBlob] = {}
+        used: set[str] = set()
+        try:
+            for blob in self.write_packets([c for c in chunks if c.content in self._missing(chunks)], self._recipe):
+                blobs[blob.packet.content] = blob
+                tally.count(packets_built=1, tokens_built=len(blob.packet.token_ids))
+                report(tally.progress())
+            for document, own in window:
+                needed = [blobs[content] for content in {c.content for c in own} if content in blobs]
+                surplus, updated = self._commit(document, own, vectors, needed)
+                used.update(blob.file for blob in needed if blob.file not in surplus)
+                tally.count(updated=int(updated), added=int(not updated), chunks=len(own))
+                report(tally.progress())
+        finally:
+            self._store.unlink(blob.file for blob in blobs.values() if blob.file not in used)
+
+    def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
+        """Contents of chunks that have no packet of the builder's recipe yet."""
+        contents = [chunk.content for chunk in chunks]
+        table = packet_table.c
+        present: set[str] = set()
+        with self._database.reading() as connection:
+            for start in range(0, len(contents), 500):
+                rows = sa.select(table.content).where(
+                    table.fingerprint == self._recipe.fingerprint.digest,
+                    table.content.in_(contents[start : start + 500]),
+                )
+                present.update(connection.execute(rows).scalars())
+        return set(contents) - present
+
+    def write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[WrittenBlob]:
+        """Encode chunks and write each packet to a file as it is ready; no row names the files yet."""
+        ids = [chunk.token_ids for chunk in chunks]
+        for _, packet in self._model.encode_each(ids, anchor=recipe.anchor_ids, storage=recipe.storage):
+            _check_finite(packet, recipe.storage)
+            yield self._store.write_blob(packet, recipe.fingerprint)
+
+    def build_on_demand(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> dict[str, Packet]:
+        """Build and store packets that a question needs and the store lacks; returns them by content."""
+        blobs = list(self.write_packets(chunks, recipe))
+        with self._database.writing() as connection:
+            surplus = self._store.insert(connection, blobs, recipe.anchor)
+        self._store.unlink(surplus)
+        return {blob.packet.content: blob.packet for blob in blobs}
+
+    def _commit(
+        self, document: Document, chunks: list[Chunk], vectors: dict[str, Vectors], blobs: list[WrittenBlob]
+    ) -> tuple[list[str], bool]:
+        """Put one document in place of its old version; returns surplus files and whether there was an old version."""
+        with self._database.writing() as connection:
+            old = connection.execute(
+                sa.select(document_table.c.id).where(document_table.c.name == document.id)
+            ).scalar()
+            stale = delete_document(connection, old) if old is not None else set()
+            row = connection.execute(
+                sa.insert(document_table).values(
+                    name=document.id, title=document.title, source=document.source, content=document.content,
+                    metadata=dict(document.metadata), characters=len(document.text), added=time.time(),
+                )
+            ).inserted_primary_key  # fmt: skip
+            if chunks and row is not None:
+                connection.execute(
+                    sa.insert(chunk_table), [_chunk_row(chunk, int(row[0]), vectors[chunk.content]) for chunk in chunks]
+                )
+            surplus = self._store.insert(connection, blobs, self._recipe.anchor)
+            removed = self._store.delete_unused(connection, stale)
+            raise_generation(connection)
+        self._store.unlink(removed)
+        return surplus, old is not None
+
+
+def _chunk_row(chunk: Chunk, document_id: int, vector: Vectors) -> dict[str, object]:
+    return {
+        "name": chunk.id, "document_id": document_id, "ordinal": chunk.ordinal, "start": chunk.start, "stop": chunk.stop, "text": chunk.text,
+        "token_ids": np.asarray(chunk.token_ids, dtype="<i4").tobytes(), "content": chunk.content, "vector": vector.astype("<f4").tobytes(),
+    }  # fmt: skip
+
+
+def delete_document(connection: sa.Connection, document_id: int) -> set[str]:
+    """Delete a document's row and, by cascade, its chunks; returns the contents whose packets may now be unused."""
+    contents = set(
+        connection.execute(sa.select(chunk_table.c.content).where(chunk_table.c.document_id == document_id)).scalars()
+    )
+    connection.execute(sa.delete(document_table).where(document_table.c.id == document_id))
+    return contents
+
+
+def raise_generation(connection: sa.Connection) -> None:
+    """Tell every process that rows changed, so that indexes in memory are brought up to date."""
+    write_fact(connection, "generation", read_fact(connection, "generation", 0) + 1)
+
+
+def _check_finite(packet: Packet, storage: torch.dtype) -> None:
+    """Refuse to store states that a narrower number format cannot hold."""
+    if storage is torch.float16 and not all(
+        s.keys.isfinite().all() and s.values.isfinite().all() for s in packet.states
+    ):
+        raise KVPacketError(
+            "Some states are too large for float16 packets. Open the store with storage='bfloat16' or 'float32'."
+        )

@@ -1,0 +1,263 @@
+"""The `kvpacket` command. Heavy imports happen inside the commands, so that help and errors come at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from kvpacket_rag import __version__
+from kvpacket_rag.errors import InputError, KVPacketError
+from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json, print_verification
+
+if TYPE_CHECKING:
+    from kvpacket_rag.documents import DocumentStore
+
+app = typer.Typer(
+    help="Answer questions about your documents from stored key/value packets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class MethodName(StrEnum):
+    """How the context is made."""
+
+    PACKET = "packet"
+    FULL = "full"
+
+
+def main() -> None:
+    """Run the command; errors of this package become one line and exit code 1, Ctrl-C becomes 130."""
+    try:
+        app()
+    except KVPacketError as error:
+        err.print(f"[red]Error:[/] {escape(str(error))}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("Interrupted. What was finished is kept; run the same command again to go on.")
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Answer questions about your documents from stored key/value packets."""
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@contextmanager
+def _open(kb: Path, **settings: Any) -> Iterator[DocumentStore]:
+    from kvpacket_rag.documents import DocumentStore
+
+    store = DocumentStore.open(kb, **settings)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@app.command()
+def add(
+    kb: KB,
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(help="Generator of a new knowledge base: name, Hugging Face id, folder or GGUF file.")
+    ] = None,
+    embedder: Annotated[str | None, typer.Option(help="Embedder of a new knowledge base.")] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk, default 256.")] = None,
+    anchor: Annotated[
+        str | None, typer.Option(help="What chunks see when encoded: passage (default), opening or none.")
+    ] = None,
+) -> None:
+    """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
+    from kvpacket_rag.building import BuildProgress
+
+    with (
+        _open(kb, model=model, embedder=embedder, chunk_tokens=chunk_tokens, anchor=anchor) as store,
+        bar(
+            "{task.fields[chunks]} chunks", "{task.fields[tokens]} tokens", "{task.fields[rate]:.0f} tokens/s"
+        ) as shown,
+    ):
+        task = shown.add_task("Adding", total=None, chunks=0, tokens=0, rate=0.0)
+
+        def show(state: BuildProgress) -> None:
+            shown.update(
+                task,
+                total=state.total,
+                completed=state.documents,
+                chunks=state.chunks,
+                tokens=state.tokens,
+                rate=state.tokens / max(state.seconds, 1e-9),
+            )
+
+        report = store.add_paths([*paths], progress=show)
+    out.print(
+        f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged; "
+        f"{report.packets_built} packets of {report.tokens_built} tokens built in {report.seconds:.1f} s."
+    )
+    for path, reason in report.failed:
+        err.print(f"[yellow]Not read:[/] {escape(reason if path in reason else f'{path}: {reason}')}")
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ask(
+    kb: KB,
+    question: Annotated[str, typer.Argument(show_default=False)],
+    k: Annotated[int, typer.Option(help="Chunks in the context.")] = 4,
+    method: Annotated[MethodName, typer.Option(help="packet, or full prefill for comparison.")] = MethodName.PACKET,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    as_json: AsJson = False,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print what the model sees, packets marked, and stop.")
+    ] = False,
+) -> None:
+    """Answer a question from the documents."""
+    from kvpacket_rag.generator import GenerationConfig
+    from kvpacket_rag.rag import RAG
+
+    with _open(kb, create=False) as store:
+        rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))
+        if show_prompt:
+            sys.stdout.write(rag.show_prompt(question) + "\n")
+            return
+        store.load()
+        with rag.stream(question, method=method.value) as stream:
+            for text in stream:
+                if not as_json:
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+        answer = stream.answer
+    if as_json:
+        print_json(answer_json(answer))
+    else:
+        sys.stdout.write("\n\n")
+        print_answer(answer)
+
+
+@app.command()
+def ls(kb: KB, as_json: AsJson = False) -> None:
+    """List the documents."""
+    with _open(kb, create=False) as store:
+        documents = store.documents()
+    if as_json:
+        print_json([asdict(document) for document in documents])
+        return
+    table = Table("document", "title", "characters", "chunks")
+    for document in documents:
+        table.add_row(escape(document.id), escape(document.title), f"{document.characters:,}", str(document.chunks))
+    out.print(table)
+
+
+@app.command()
+def rm(kb: KB, documents: Annotated[list[str], typer.Argument(metavar="DOC...", show_default=False)]) -> None:
+    """Remove documents by id, as `ls` lists them."""
+    with _open(kb, create=False) as store:
+        for document in documents:
+            store.remove(document)
+            out.print(f"Removed {document}.", markup=False)
+
+
+@app.command()
+def info(kb: KB, as_json: AsJson = False) -> None:
+    """Say what the knowledge base holds."""
+    with _open(kb, create=False) as store:
+        held = store.info()
+    if as_json:
+        print_json(asdict(held))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in (held.facts.get("settings") or {}).items():
+        table.add_row(name.replace("_", " "), str(value))
+    table.add_row("documents", f"{held.documents:,}")
+    table.add_row("chunks", f"{held.chunks:,}")
+    table.add_row("packets", f"{held.packets:,} of {held.packet_tokens:,} tokens")
+    table.add_row("packet files", f"{held.packet_bytes / 1e6:,.1f} MB, {held.bytes_per_token / 1024:.1f} KiB per token")
+    table.add_row("database", f"{held.database_bytes / 1e6:,.1f} MB")
+    out.print(table)
+
+
+@app.command()
+def verify(
+    kb: KB,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged or left over, rebuild packets from their text.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every stored byte. Exit code 1 if something is wrong."""
+    with _open(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
+        task = shown.add_task("Verifying", total=None)
+        report = store.verify(
+            repair=repair, progress=lambda done, total: shown.update(task, completed=done, total=total)
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_verification(report)
+    if not report.clean:
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(kb: KB) -> None:
+    """Remove files and packets that nothing refers to."""
+    with _open(kb, create=False) as store:
+        out.print(f"{len(store.collect_garbage())} files removed.")
+
+
+@app.command()
+def models() -> None:
+    """List the models known by name; any Hugging Face id, folder or GGUF file works as well."""
+    from kvpacket_rag.catalogue import CATALOGUE
+    from kvpacket_rag.settings import Settings
+
+    table = Table("name", "kind", "what", "fetched")
+    for entry in CATALOGUE.values():
+        table.add_row(
+            entry.name, entry.kind, entry.about, "yes" if (Settings().model_folder / entry.name).exists() else "no"
+        )
+    out.print(table)
+
+
+@bench.command()
+def ttft(
+    model: Annotated[
+        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
+    ] = "smollm2-135m-instruct",
+    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for report.json and report.md.")] = Path(
+        "bench-out"
+    ),
+    repeats: Annotated[int, typer.Option(help="Measurements of each kind.")] = 5,
+) -> None:
+    """Time to first token: full prefill, packets from memory and from disk, and the limit (the question alone)."""
+    from kvpacket_rag.bench.ttft import measure, write_report
+
+    try:
+        wanted = [int(length) for length in lengths.split(",")]
+    except ValueError as error:
+        raise InputError(f"--lengths must be numbers with commas, such as 512,1024; got {lengths!r}.") from error
+    with bar("{task.completed}/{task.total}") as shown:
+        task = shown.add_task("Measuring", total=None)
+        report = measure(
+            model, wanted, repeats=repeats, progress=lambda done, total: shown.update(task, completed=done, total=total)
+        )
+    sys.stdout.write(write_report(report, out_folder) + "\n")

@@ -1,0 +1,172 @@
+"""What a store is built and read with: settings, model, embedder, and how its packets are made.
+
+Settings are recorded at the first `add` and fixed from then on; another model or embedder is refused by name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS
+from kvpacket_rag.database import Database, read_fact, write_fact
+from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
+from kvpacket_rag.errors import InputError, MismatchError
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Fingerprint
+from kvpacket_rag.recipe import PacketRecipe, storage_dtype
+
+__all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """How the documents of a store are split, embedded and encoded."""
+
+    model: str = DEFAULT_MODEL
+    """The generator: catalogue name, Hugging Face id, or path."""
+    compute: str | None = None
+    """Number format the model computes in; None until recorded."""
+    embedder: str = DEFAULT_EMBEDDER
+    dimension: int | None = None
+    """Length of the embedder's vectors; None until recorded."""
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    """Most tokens of a chunk."""
+    anchor: str = Anchor.PASSAGE.value
+    """What chunks see when their packets are made."""
+    first_anchor: str = Anchor.PASSAGE.value
+    """The same for the chunk that stands first; its packet is built on demand if this differs from `anchor`."""
+    storage: str | None = None
+    """Number format of packets at rest; None until recorded."""
+
+    def __post_init__(self) -> None:
+        for name in ("anchor", "first_anchor"):
+            if getattr(self, name) not in list(Anchor):
+                raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
+
+
+def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder: Path) -> StoreSettings:
+    """Join what is recorded with what the caller gives (None is "as recorded").
+
+    Raises `MismatchError` where both are given and differ. The model is left out here: models are compared by
+    fingerprint, not by what they are called.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    if recorded is None:
+        return StoreSettings(**given)
+    for key, value in given.items():
+        if recorded[key] != value and key != "model":
+            raise MismatchError(
+                f"The store at {folder} was made with {key} {recorded[key]!r}, now {value!r} is given. Leave it out, or build another store.",
+                field=key, expected=recorded[key], found=value,
+            )  # fmt: skip
+    return StoreSettings(**recorded)
+
+
+class Configuration:
+    """Settings of one store, with the model and embedder they name, loaded when first needed."""
+
+    def __init__(
+        self,
+        database: Database,
+        folder: Path,
+        given: Mapping[str, Any],
+        model: PacketModel | None,
+        embedder: Embedder | None,
+    ) -> None:
+        """given: settings the caller asks for, None where the recorded ones hold.
+
+        Raises `MismatchError` if they, or the model, are not those the store was made with.
+        """
+        self._database, self._folder = database, folder
+        with database.reading() as connection:
+            recorded = read_fact(connection, "settings")
+        self._is_recorded = recorded is not None
+        self.settings = _merge(recorded, given, folder)
+        self._model, self._embedder = model, embedder
+        self._recipes: dict[Anchor, PacketRecipe] = {}
+        self._lock = threading.RLock()
+        if model is not None:
+            self._check_model(model)
+
+    @property
+    def model(self) -> PacketModel:
+        """The generator."""
+        with self._lock:
+            if self._model is None:
+                model = PacketModel.from_pretrained(self.settings.model, dtype=self.settings.compute)
+                self._check_model(model)
+                self._model = model
+            return self._model
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedder."""
+        with self._lock:
+            if self._embedder is None:
+                self._embedder = SentenceEmbedder(self.settings.embedder)
+            return self._embedder
+
+    def recipe(self, place: int) -> PacketRecipe:
+        """How packets for a place in the context (0 is first) are made."""
+        anchor = Anchor(self.settings.first_anchor if place == 0 else self.settings.anchor)
+        with self._lock:
+            if anchor not in self._recipes:
+                storage = storage_dtype(self.settings.storage, self.model)
+                self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage)
+            return self._recipes[anchor]
+
+    def embed(self, text: str) -> Vectors:
+        """Embed one text as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""
+        vector: Vectors = unit_vectors(self.embedder.embed([text]))[0]
+        expected = self.settings.dimension
+        if expected not in (None, len(vector)):
+            raise MismatchError(
+                f"The store at {self._folder} holds vectors of {expected} numbers, the embedder {self.embedder.name} gives "
+                f"{len(vector)}. Open it with the embedder it was made with ({self.settings.embedder}).",
+                field="dimension",
+                expected=expected,
+                found=len(vector),
+            )
+        return vector
+
+    def record(self) -> None:
+        """Fix what the store is made with, before the first document is built."""
+        recipe = self.recipe(1)
+        dimension = len(self.embed("dimension"))
+        if self._is_recorded:
+            return
+        settings = replace(
+            self.settings,
+            model=self.model.source,
+            compute=recipe.fingerprint.compute,
+            embedder=self.embedder.name,
+            dimension=dimension,
+            storage=recipe.fingerprint.storage,
+        )
+        with self._database.writing() as connection:
+            if (other := read_fact(connection, "settings")) is None:
+                write_fact(connection, "settings", asdict(settings))
+                write_fact(connection, "fingerprint", asdict(recipe.fingerprint))
+        # Another process may have recorded settings since this one opened the store.
+        self.settings = settings if other is None else _merge(other, asdict(settings), self._folder)
+        self._is_recorded = True
+        self._check_model(self.model)
+
+    def _check_model(self, model: PacketModel) -> None:
+        """Refuse a model other than the one the packets were made with, before anything is read or written."""
+        with self._database.reading() as connection:
+            fields = read_fact(connection, "fingerprint")
+        if fields is None:
+            return
+        recipe = PacketRecipe.of(model, Anchor(self.settings.anchor), storage_dtype(self.settings.storage, model))
+        # Another adapter is another recipe for new packets, not another model.
+        expected = Fingerprint(**{**fields, "adapter": recipe.fingerprint.adapter})
+        names = f"The store at {self._folder} was built with {self.settings.model}, the model given is {model.name}"
+        expected.check(recipe.fingerprint, names)

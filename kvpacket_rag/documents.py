@@ -1,0 +1,294 @@
+"""The document store: documents in, the chunks nearest a question out, with their packets."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.building import (
+    AddReport,
+    Builder,
+    BuildProgress,
+    delete_document,
+    raise_generation,
+)
+from kvpacket_rag.chunking import Chunk, Document, Splitter
+from kvpacket_rag.configuration import Configuration, StoreSettings
+from kvpacket_rag.database import Database
+from kvpacket_rag.embedding import Embedder
+from kvpacket_rag.errors import DamagedError, DocumentError, InputError, NotFoundError, StoreError
+from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, inspect, list_documents, verify
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.readers import find_files, read_file
+from kvpacket_rag.retrieval import Filter, Hit, Retrieval
+from kvpacket_rag.schema import chunks as chunk_table
+from kvpacket_rag.schema import documents as document_table
+from kvpacket_rag.schema import packets as packet_table
+from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
+
+__all__ = ["DocumentStore", "LoadedPackets"]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedPackets:
+    """Packets in the order asked for."""
+
+    packets: tuple[Packet, ...]
+    built: int
+    """How many were not stored and had to be built."""
+
+
+class DocumentStore:
+    """A folder with documents, their chunks and vectors, and a packet per chunk.
+
+    Threads may share one store; processes may open the same folder at the same time.
+    """
+
+    def __init__(self, folder: Path, database: Database, configuration: Configuration, *, ram_bytes: int) -> None:
+        """Use `DocumentStore.open`."""
+        self.folder = folder
+        self._database, self._configuration = database, configuration
+        self._packets = PacketStore(database, folder / "packets", ram_bytes=ram_bytes)
+        self._retrieval = Retrieval(database)
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, *, model: PacketModel | str | None = None, embedder: Embedder | str | None = None, create: bool = True,
+        chunk_tokens: int | None = None, anchor: Anchor | str | None = None, first_anchor: Anchor | str | None = None,
+        storage: str | None = None, ram_bytes: int = DEFAULT_RAM_BYTES,
+    ) -> DocumentStore:  # fmt: skip
+        """Open the store in `folder`, making it if there is none and `create` is set.
+
+        model: a loaded model or a name; default the one the store was built with. Loaded when first needed.
+        embedder: likewise. chunk_tokens, anchor, first_anchor, storage: see `StoreSettings`; fixed once documents are in.
+        ram_bytes: packets kept in memory.
+        Raises `NotFoundError` without a store to open, `MismatchError` if the store was made with something else
+        than what is given, `DamagedError` if its database is damaged.
+        """
+        folder = Path(folder)
+        if not (folder / "store.db").exists():
+            if not create:
+                raise NotFoundError(f"There is no store at {folder}. Make one with `kvpacket add {folder} PATH...`.")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
+        given = {
+            "model": model if isinstance(model, str) else None if model is None else model.source,
+            "embedder": embedder if isinstance(embedder, str) or embedder is None else embedder.name,
+            "chunk_tokens": chunk_tokens,
+            "anchor": None if anchor is None else str(anchor),
+            "first_anchor": None if first_anchor is None and anchor is None else str(first_anchor or anchor),
+            "storage": storage,
+        }
+        loaded_model = None if isinstance(model, str) else model
+        loaded_embedder = None if isinstance(embedder, str) else embedder
+        database = Database(folder / "store.db")
+        configuration = Configuration(database, folder, given, loaded_model, loaded_embedder)
+        return cls(folder, database, configuration, ram_bytes=ram_bytes)
+
+    def __repr__(self) -> str:
+        info = self.info()
+        return f"DocumentStore({str(self.folder)!r}, {info.documents} documents, {info.packets} packets, {self.settings.model})"
+
+    def __enter__(self) -> DocumentStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; the store cannot be used afterwards."""
+        self._database.close()
+
+    # -- model and embedder ---------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> StoreSettings:
+        """What the store is made with."""
+        return self._configuration.settings
+
+    @property
+    def model(self) -> PacketModel:
+        """The generator, loaded on first use."""
+        return self._configuration.model
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedder, loaded on first use."""
+        return self._configuration.embedder
+
+    def load(self) -> None:
+        """Load model and embedder now instead of at the first question."""
+        self._configuration.recipe(1)
+        self._configuration.embed("ready")
+
+    def _builder(self) -> Builder:
+        model, recipe = self.model, self._configuration.recipe(1)
+        splitter = Splitter(model, self.settings.chunk_tokens)
+        return Builder(self._database, self._packets, model, splitter, self.embedder, recipe)
+
+    # -- documents ------------------------------------------------------------------------------------------
+
+    def add(
+        self, documents: Iterable[Document], *, progress: Callable[[BuildProgress], None] | None = None
+    ) -> AddReport:
+        """Add documents, or replace those of the same id; each becomes visible at once and as a whole.
+
+        Unchanged documents cost nothing; chunks of equal text share one packet. An interruption keeps what was
+        finished. progress: called as chunks are encoded and documents finished.
+        """
+        self._configuration.record()
+        return self._builder().build(documents, progress)
+
+    def add_paths(
+        self, paths: Sequence[str | Path], *, progress: Callable[[BuildProgress], None] | None = None
+    ) -> AddReport:
+        """Add files, and all readable files below folders; ids are paths below the folder's parent.
+
+        A file that was read before and now holds fewer documents (JSON lines) loses the others. Raises
+        `DocumentError` for a path that does not exist and for a file named directly that cannot be read; files
+        inside folders that cannot be read are listed in the report.
+        """
+        documents: list[Document] = []
+        failed: list[tuple[str, str]] = []
+        for file in find_files([*paths]):
+            try:
+                documents += read_file(file)
+            except DocumentError as error:
+                if file.explicit:
+                    raise
+                failed.append((str(file.path), str(error)))
+        self._check_sources(documents)
+        report = self.add(documents, progress=progress)
+        self._remove_vanished(documents)
+        return replace(report, failed=tuple(failed))
+
+    def _check_sources(self, documents: Sequence[Document]) -> None:
+        """Refuse to let one folder's files replace those of another folder of the same name."""
+        known = {document.id: document.source for document in self.documents()}
+        for document in documents:
+            other = known.get(document.id, document.source)
+            if other != document.source and Path(other).exists():
+                raise DocumentError(
+                    f"{document.source} would replace {document.id!r}, which came from {other}. Rename one of the folders, "
+                    f"or remove the old document first: kvpacket rm {self.folder} {document.id!r}."
+                )
+            known[document.id] = document.source
+
+    def _remove_vanished(self, documents: Sequence[Document]) -> None:
+        names = {document.id for document in documents}
+        sources = {document.source for document in documents}
+        for stored in self.documents():
+            if stored.source in sources and stored.id not in names:
+                self.remove(stored.id)
+
+    def remove(self, document_id: str) -> None:
+        """Remove a document with its chunks, vectors and the packets no other document shares.
+
+        Raises `NotFoundError` if there is none of that id.
+        """
+        with self._database.writing() as connection:
+            row = connection.execute(
+                sa.select(document_table.c.id).where(document_table.c.name == document_id)
+            ).scalar()
+            if row is None:
+                names = list(connection.execute(sa.select(document_table.c.name)).scalars())
+                near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(
+                    document_id, names
+                )
+                hint = f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."
+                raise NotFoundError(f"There is no document {document_id!r} in {self.folder}.{hint}")
+            files = self._packets.delete_unused(connection, delete_document(connection, row))
+            raise_generation(connection)
+        self._packets.unlink(files)
+
+    def documents(self) -> list[StoredDocument]:
+        """List the documents, by id."""
+        return list_documents(self._database)
+
+    # -- search ---------------------------------------------------------------------------------------------
+
+    def search(self, question: str, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
+        """Find the k chunks nearest the question, best first; fewer if the store has fewer.
+
+        filter: applied before the k nearest are taken. Raises `InputError` for k below 1 or an empty question.
+        """
+        if k < 1:
+            raise InputError(f"k must be at least 1, got {k}.")
+        if not question.strip():
+            raise InputError("The question is empty; give a text of at least one character.")
+        return self._retrieval.nearest(self._configuration.embed(question), k, filter)
+
+    # -- packets --------------------------------------------------------------------------------------------
+
+    def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
+        """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.
+
+        Raises `DamagedError` if a stored packet is not what was written.
+        """
+        found: list[Packet | None] = []
+        for place, chunk in enumerate(chunks):
+            recipe = self._configuration.recipe(place)
+            found.append(self._packets.get(recipe.fingerprint.packet_key(chunk.content), recipe.fingerprint))
+        missing = [place for place, packet in enumerate(found) if packet is None]
+        for first in (True, False):
+            places = [place for place in missing if (place == 0) is first]
+            if places:
+                unique = list({chunks[place].content: chunks[place] for place in places}.values())
+                built = self._builder().build_on_demand(unique, self._configuration.recipe(places[0]))
+                for place in places:
+                    found[place] = built[chunks[place].content]
+        return LoadedPackets(tuple(packet for packet in found if packet is not None), len(missing))
+
+    def forget_packets(self) -> None:
+        """Empty the memory of packets, so that the next question reads them from disk."""
+        self._packets.forget()
+
+    # -- care -----------------------------------------------------------------------------------------------
+
+    def info(self) -> StoreInfo:
+        """Count what the store holds."""
+        return inspect(self._database)
+
+    def verify(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Check every stored byte. repair: drop what is damaged or left over, and rebuild the packets from their text."""
+        report = verify(self._database, self._packets, progress)
+        if report.database:
+            if repair:
+                raise DamagedError(
+                    f"The database of {self.folder} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
+                )
+            return report
+        if not repair:
+            return report
+        keys = [key for key, _ in report.damaged]
+        with self._database.writing() as connection:
+            for key in keys:
+                connection.execute(sa.delete(packet_table).where(packet_table.c.key == key))
+        self._packets.forget()
+        self.collect_garbage()
+        if report.damaged or report.without_packet:
+            self._rebuild_missing()
+        return replace(verify(self._database, self._packets), repaired=len(keys))
+
+    def _rebuild_missing(self) -> None:
+        recipe = self._configuration.recipe(1)
+        packed = sa.exists().where(
+            packet_table.c.content == chunk_table.c.content, packet_table.c.fingerprint == recipe.fingerprint.digest
+        )
+        with self._database.reading() as connection:
+            ids = list(connection.execute(sa.select(chunk_table.c.id).where(~packed)).scalars())
+        for start in range(0, len(ids), 64):
+            chunks = {chunk.content: chunk for chunk in self._retrieval.chunks(ids[start : start + 64])}
+            self._builder().build_on_demand(list(chunks.values()), recipe)
+
+    def collect_garbage(self) -> list[str]:
+        """Remove files and packets that nothing refers to; returns the removed files."""
+        return self._packets.collect_garbage()

@@ -1,0 +1,75 @@
+"""Texts to vectors for retrieval."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpacket_rag.catalogue import CATALOGUE, fetch
+from kvpacket_rag.errors import ModelLoadError
+from kvpacket_rag.quiet import quiet_loading
+
+__all__ = ["DEFAULT_EMBEDDER", "Embedder", "SentenceEmbedder", "Vectors", "unit_vectors"]
+
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+
+Vectors = NDArray[np.float32]
+"""Float32 rows [n, dimension]."""
+
+
+class Embedder(Protocol):
+    """Anything that turns texts into vectors of one length."""
+
+    @property
+    def name(self) -> str:
+        """Recorded in the store; another embedder is refused."""
+
+    def embed(self, texts: list[str]) -> Any:
+        """Give one row of numbers per text: an array or nested list [n, dimension]."""
+
+
+def unit_vectors(rows: Any) -> Vectors:
+    """Rows as float32 of length 1, so that the inner product is the cosine; zero rows stay zero."""
+    vectors = np.asarray(rows, dtype=np.float32)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
+
+
+class SentenceEmbedder:
+    """A sentence-transformers model, loaded on first use."""
+
+    def __init__(self, name: str = DEFAULT_EMBEDDER, *, device: str | None = None) -> None:
+        """name: catalogue name, Hugging Face id or folder."""
+        self._name, self._device = name, device
+        self._model: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Name the embedder was made with."""
+        return self._name
+
+    def embed(self, texts: list[str]) -> Vectors:
+        """Embed texts, float32 [n, dimension]. Raises `ModelLoadError` if the model cannot be loaded."""
+        with self._lock:
+            if self._model is None:
+                self._model = self._load()
+            return np.asarray(
+                self._model.encode(texts, batch_size=32, show_progress_bar=False, convert_to_numpy=True),
+                dtype=np.float32,
+            )
+
+    def _load(self) -> Any:
+        from sentence_transformers import SentenceTransformer
+
+        source = str(fetch(self._name)) if self._name in CATALOGUE else self._name
+        try:
+            with quiet_loading():
+                return SentenceTransformer(source, device=self._device)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelLoadError(
+                f"No embedder could be loaded from {self._name!r}: {str(error).splitlines()[0]} Give a sentence-transformers id or folder."
+            ) from error

@@ -1,0 +1,158 @@
+"""Looking after a store: what is in it, and whether every stored byte is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from kvpacket_rag import codec
+from kvpacket_rag.database import Database, read_fact
+from kvpacket_rag.errors import KVPacketError
+from kvpacket_rag.packet import Fingerprint
+from kvpacket_rag.schema import chunks, documents, fingerprints, packets
+from kvpacket_rag.store import PacketStore
+
+__all__ = ["StoreInfo", "StoredDocument", "VerifyReport", "inspect", "list_documents", "verify"]
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document in the store."""
+
+    id: str
+    title: str
+    source: str
+    metadata: Mapping[str, Any]
+    characters: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What a store holds."""
+
+    documents: int
+    chunks: int
+    packets: int
+    packet_tokens: int
+    packet_bytes: int
+    """Bytes of packet files."""
+    bytes_per_token: float
+    database_bytes: int
+    facts: dict[str, Any]
+    """Model, embedder, chunk size, anchors."""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` found."""
+
+    packets: int
+    """Packets checked."""
+    damaged: tuple[tuple[str, str], ...]
+    """(packet key, what is wrong): never served, rebuilt by repair."""
+    orphans: tuple[str, ...]
+    """Files no row names; harmless, removed by garbage collection."""
+    without_packet: int
+    """Chunks whose packet is not stored; it is built when first used."""
+    database: tuple[str, ...]
+    """What the database says of itself."""
+    repaired: int = 0
+    """Packets rebuilt or dropped."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything stored is as it was written and nothing is left over."""
+        return not (self.damaged or self.orphans or self.database)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {**asdict(self), "clean": self.clean}
+
+
+def list_documents(database: Database) -> list[StoredDocument]:
+    """List the documents, by id."""
+    table = documents.c
+    count = sa.select(sa.func.count()).where(chunks.c.document_id == table.id).scalar_subquery()
+    query = sa.select(table.name, table.title, table.source, table.metadata, table.characters, count).order_by(
+        table.name
+    )
+    with database.reading() as connection:
+        return [StoredDocument(*row) for row in connection.execute(query)]
+
+
+def inspect(database: Database) -> StoreInfo:
+    """Count what a store holds, in one transaction."""
+    with database.reading() as connection:
+
+        def one(query: Any) -> int:
+            return int(connection.execute(query).scalar() or 0)
+
+        tokens = one(sa.select(sa.func.sum(packets.c.tokens)))
+        size = one(sa.select(sa.func.sum(packets.c.bytes)))
+        return StoreInfo(
+            documents=one(sa.select(sa.func.count()).select_from(documents)),
+            chunks=one(sa.select(sa.func.count()).select_from(chunks)),
+            packets=one(sa.select(sa.func.count()).select_from(packets)),
+            packet_tokens=tokens,
+            packet_bytes=size,
+            bytes_per_token=size / tokens if tokens else 0.0,
+            database_bytes=database.path.stat().st_size,
+            facts={key: read_fact(connection, key) for key in ("settings", "generation")},
+        )
+
+
+def verify(database: Database, store: PacketStore, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """Check every packet file against its row, every row against its file, and the database against itself.
+
+    progress: called with (packets checked, packets).
+    """
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(packets)).fetchall()
+        known = {row.digest: Fingerprint(**row.fields) for row in connection.execute(sa.select(fingerprints))}
+        packed = sa.exists().where(packets.c.content == chunks.c.content)
+        without = connection.execute(sa.select(sa.func.count()).select_from(chunks).where(~packed)).scalar() or 0
+    damaged = []
+    for number, row in enumerate(rows, start=1):
+        if (fault := _fault(store, row, known[row.fingerprint])) is not None and _still_there(database, row.key):
+            damaged.append((row.key, fault))
+        if progress is not None:
+            progress(number, len(rows))
+    found = store.stored_files()
+    named = {row.file for row in rows}
+    with database.reading() as connection:  # files of documents added meanwhile are no orphans
+        named |= set(connection.execute(sa.select(packets.c.file)).scalars())
+    orphans = tuple(file for file in found if file not in named)
+    return VerifyReport(len(rows), tuple(damaged), orphans, int(without), tuple(database.check()))
+
+
+def _fault(store: PacketStore, row: Any, fingerprint: Fingerprint) -> str | None:
+    path = store.folder / row.file
+    try:
+        data = bytearray(path.read_bytes())
+    except FileNotFoundError:
+        return "the file is missing"
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror or error}"
+    if len(data) != row.bytes:
+        return f"the file has {len(data)} bytes, expected {row.bytes}"
+    if hashlib.sha256(data).hexdigest() != row.sha256:
+        return "the file is not what was written (digest differs)"
+    if fingerprint.digest != row.fingerprint:
+        return "the recorded fingerprint does not give its digest"
+    try:
+        packet = codec.decode(data, fingerprint, row.key[:12])
+    except KVPacketError as error:
+        return str(error)
+    if packet.content != row.content or fingerprint.packet_key(packet.content) != row.key:
+        return "the file holds another packet"
+    return None
+
+
+def _still_there(database: Database, key: str) -> bool:
+    with database.reading() as connection:
+        return connection.execute(sa.select(packets.c.key).where(packets.c.key == key)).first() is not None

@@ -1,0 +1,1 @@
+"""Recorded changes of the tables, applied when a store is opened."""

@@ -1,0 +1,89 @@
+"""How a Hugging Face model is called: argument names by release, one caller at a time, no gradients.
+
+Everything about signatures and outputs of foreign models is here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from kvpacket_rag.errors import KVPacketError, UnsupportedModelError
+
+__all__ = ["Forward"]
+
+
+class Forward:
+    """Calls one frozen model. Threads take turns."""
+
+    def __init__(self, hf_model: Any) -> None:
+        """Freeze the model and look at what its forward pass takes.
+
+        Raises `UnsupportedModelError` if it takes no explicit positions.
+        """
+        self.hf = hf_model.eval().requires_grad_(False)
+        self._decoder = hf_model.get_decoder() or hf_model
+        self._turn = threading.Lock()
+        parameters = inspect.signature(hf_model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        if "position_ids" not in parameters:
+            raise UnsupportedModelError(
+                f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
+                reason="recurrent_layers" if "cache_params" in parameters else "cache_layout",
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(next(self.hf.parameters()).device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        dtype: torch.dtype = next(self.hf.parameters()).dtype
+        return dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [..., hidden] of token ids [...]."""
+        embeddings: Tensor = self.hf.get_input_embeddings()(ids.to(self.device))
+        return embeddings
+
+    def __call__(self, cache: Any, positions: Tensor, *, head: bool = True, **inputs: Any) -> Any:
+        """Run the model on `input_ids` or `inputs_embeds`; without its head where only states are wanted."""
+        inputs[self._cache_argument] = cache
+        run, options = (self.hf, self._last_only) if head else (self._decoder, {})
+        with torch.no_grad(), self._turn:
+            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **options, **inputs)
+
+    def probe(self, ids: Tensor, positions: Tensor) -> Any:
+        """Give the model's own dynamic cache of a few tokens.
+
+        Raises `UnsupportedModelError` if it does not run with one.
+        """
+        try:
+            output = self(DynamicCache(), positions, input_ids=ids.to(self.device))
+        except KVPacketError:
+            raise
+        except Exception as error:  # whatever a foreign forward pass may raise means the same here
+            raise UnsupportedModelError(
+                f"{self.hf.config.model_type} does not run with a plain key/value cache and explicit positions: {error}",
+                reason="cache_layout",
+            ) from error
+        return getattr(output, "cache", None) or getattr(output, "past_key_values", None)
+
+    def end_ids(self, tokenizer: Any) -> frozenset[int]:
+        """Token ids that end an answer, from generation settings, configuration and tokenizer."""
+        found: set[int] = set()
+        for value in (
+            getattr(self.hf.generation_config, "eos_token_id", None),
+            getattr(self.hf.config, "eos_token_id", None),
+            tokenizer.eos_token_id,
+        ):
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        return frozenset(found)

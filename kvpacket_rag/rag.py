@@ -1,0 +1,299 @@
+"""Questions to answers: search, assemble, generate, and say what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvpacket_rag.assembly import Context, Method, Need, ask, assemble, fit, prefill
+from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.errors import InputError, NotFoundError
+from kvpacket_rag.generator import GenerationConfig, Piece, generate, generate_rows
+from kvpacket_rag.model import ContextCache, Prompt, PromptStyle
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.retrieval import Filter, Hit
+
+__all__ = ["RAG", "Answer", "AnswerStream", "Timings", "Usage"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Where the tokens of the prompt came from. Nothing is silently slower: what was built or dropped is here."""
+
+    packet_tokens: int = 0
+    """Context tokens taken from packets."""
+    prefix_tokens: int = 0
+    """Tokens of the prompt before the documents whose states were kept from before."""
+    computed_tokens: int = 0
+    """Tokens the model read for this question."""
+    answer_tokens: int = 0
+    """Tokens generated."""
+    packets_built: int = 0
+    """Packets that were not stored and had to be built for this question."""
+    dropped: tuple[str, ...] = ()
+    """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds, by step."""
+
+    search: float = 0.0
+    load: float = 0.0
+    """Packets from memory or disk, built if need be."""
+    assemble: float = 0.0
+    question: float = 0.0
+    """Reading the question (method "full": the whole prompt)."""
+    first_token: float = 0.0
+    """From the question's arrival to the first token, search included."""
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with its sources and its cost."""
+
+    text: str
+    sources: tuple[Hit, ...]
+    """The chunks in the context, in the order they stand there."""
+    usage: Usage
+    timings: Timings
+    method: Method = "packet"
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A question made ready: what stands in the context, and what it took so far."""
+
+    prompt: Prompt
+    hits: list[Hit]
+    packets: tuple[Packet, ...]
+    usage: Usage
+    timings: Timings
+    started: float
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt.prefix) + sum(p.length for p in self.packets) + len(self.prompt.tail)
+
+
+@dataclass(frozen=True, eq=False)
+class _Answering:
+    """A question that was read: the next logits are those of the answer's first token."""
+
+    prepared: _Prepared
+    method: Method
+    context: Context
+    logits: Tensor
+
+
+class AnswerStream:
+    """Yields the text of an answer as it is generated; `answer` holds the whole once it ended.
+
+    Closing it (or leaving a `with` block) stops the work.
+    """
+
+    def __init__(self, pieces: Iterator[str], done: Callable[[], Answer]) -> None:
+        self._pieces, self._done = pieces, done
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop generating."""
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def answer(self) -> Answer:
+        """The answer so far; complete once the stream has ended."""
+        return self._done()
+
+
+@dataclass(frozen=True, eq=False)
+class RAG:
+    """Answers questions from a document store."""
+
+    store: DocumentStore
+    k: int = 4
+    """Chunks in the context."""
+    style: PromptStyle = field(default_factory=PromptStyle)
+    config: GenerationConfig = field(default_factory=GenerationConfig)
+
+    def ask(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> Answer:  # fmt: skip
+        """Answer a question.
+
+        method: "packet" takes the documents' states from packets, "full" computes the whole prompt.
+        history: earlier turns, oldest first, as `{"role": ..., "content": ...}`.
+        Raises `InputError` for an empty question or k below 1, `NotFoundError` for a store without documents,
+        `BudgetError` if the question does not fit the model's window.
+        """
+        stream = self.stream(question, k=k, method=method, filter=filter, history=history, config=config)
+        for _ in stream:
+            pass
+        return stream.answer
+
+    def stream(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> AnswerStream:  # fmt: skip
+        """Like `ask`, but yields the text piece by piece. Errors are raised here, before the first piece."""
+        config = config or self.config
+        prepared = self._prepare(question, k, method, filter, history, config)
+        answering = self._context(prepared, method, config)
+        return self._stream(answering, generate(self.store.model, answering.context, answering.logits, config))
+
+    def ask_batch(
+        self,
+        questions: Sequence[str],
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,
+        config: GenerationConfig | None = None,
+    ) -> list[Answer]:
+        """Answer several questions from packets, decoding them together. Timings of a row include the waiting for others."""
+        config = config or self.config
+        model, bridge = self.store.model, self.store.model.adapter.bridge
+        rows = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
+        if not rows:
+            return []
+        longest = max(row.length + len(bridge) for row in rows)
+        cache = model.allocate(longest + config.max_new_tokens, rows=len(rows))
+        answering: list[_Answering] = []
+        for number, row in enumerate(rows):
+            start = longest - row.length - len(bridge)
+            cache.clear(0, start, number)
+            answering.append(self._context(row, "packet", config, cache.view(number, start)))
+        pieces: list[list[Piece]] = [[] for _ in rows]
+        logits = torch.cat([row.logits for row in answering])
+        for step in generate_rows(
+            model, [row.context for row in answering], logits, config, cache=cache.filled(longest)
+        ):
+            for own, new in zip(pieces, step, strict=True):
+                own += new
+        answers = []
+        for row_answering, own in zip(answering, pieces, strict=True):
+            stream = self._stream(row_answering, iter(own))
+            for _ in stream:
+                pass
+            answers.append(stream.answer)
+        return answers
+
+    def show_prompt(
+        self,
+        question: str,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (),
+    ) -> str:
+        """What the model would see, with special tokens, and with the borders of packets marked."""
+        prepared = self._prepare(question, k, "packet", filter, history, self.config)
+        text = self.store.model.text
+        blocks = [
+            f"[packet {hit.chunk.id} · {hit.chunk.document} · {packet.length} tokens]\n{text.decode(packet.token_ids, skip_special=False)}"
+            for hit, packet in zip(prepared.hits, prepared.packets, strict=True)
+        ]
+        prefix, tail = (text.decode(ids, skip_special=False) for ids in (prepared.prompt.prefix, prepared.prompt.tail))
+        return "\n".join(
+            [
+                f"[prefix · {len(prepared.prompt.prefix)} tokens]\n{prefix}",
+                *blocks,
+                f"[question · {len(prepared.prompt.tail)} tokens]\n{tail}",
+            ]
+        )
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        question: str,
+        k: int | None,
+        method: Method,
+        filter: Filter | None,
+        history: Sequence[Mapping[str, str]],
+        config: GenerationConfig,
+    ) -> _Prepared:
+        """Search, choose what fits, and load its packets."""
+        started = time.perf_counter()
+        if method not in ("packet", "full"):
+            raise InputError(f"method must be 'packet' or 'full', got {method!r}.")
+        model = self.store.model
+        prompt = model.text.prompt(question, style=self.style, history=history)
+        hits = self.store.search(question, self.k if k is None else k, filter=filter)
+        if not hits and filter is None:
+            raise NotFoundError(
+                f"The store at {self.store.folder} has no documents. Add some with `kvpacket add {self.store.folder} PATH...`."
+            )
+        searched = time.perf_counter()
+        adapter = model.adapter
+        around, soft = (
+            (len(adapter.header) + len(adapter.trailer), len(adapter.bridge)) if method == "packet" else (0, 0)
+        )
+        need = Need(len(prompt.prefix), len(prompt.tail) + soft, config.max_new_tokens)
+        kept = fit([len(hit.chunk.token_ids) + around for hit in hits], need, model.max_positions)
+        dropped = tuple(hit.chunk.id for number, hit in enumerate(hits) if number not in kept)
+        hits = [hits[number] for number in kept]
+        loaded = self.store.packets([hit.chunk for hit in hits]) if method == "packet" else None
+        timings = Timings(search=searched - started, load=time.perf_counter() - searched)
+        usage = Usage(packets_built=loaded.built if loaded else 0, dropped=dropped)
+        return _Prepared(prompt, hits, loaded.packets if loaded else (), usage, timings, started)
+
+    def _context(
+        self, prepared: _Prepared, method: Method, config: GenerationConfig, cache: ContextCache | None = None
+    ) -> _Answering:
+        """Make the context and run the question over it."""
+        model, prompt, began = self.store.model, prepared.prompt, time.perf_counter()
+        room = len(prompt.tail) + len(model.adapter.bridge) + config.max_new_tokens
+        if method == "full":
+            texts = [hit.chunk.token_ids for hit in prepared.hits]
+            context, logits = prefill(model, prompt.prefix, texts, prompt.tail, room=config.max_new_tokens, cache=cache)
+            assembled = began
+        else:
+            context = assemble(model, prompt.prefix, prepared.packets, room=room, cache=cache)
+            assembled = time.perf_counter()
+            logits = ask(model, context, prompt.tail, bridge=model.adapter.bridge)
+        timings = replace(prepared.timings, assemble=assembled - began, question=time.perf_counter() - assembled)
+        from_packets = sum(packet.length for packet in prepared.packets)
+        usage = replace(
+            prepared.usage, packet_tokens=from_packets, prefix_tokens=context.reused - from_packets if method == "packet" else 0,
+            computed_tokens=context.computed,
+        )  # fmt: skip
+        return _Answering(replace(prepared, usage=usage, timings=timings), method, context, logits)
+
+    def _stream(self, answering: _Answering, pieces: Iterator[Piece]) -> AnswerStream:
+        """Wrap generated pieces; the answer so far can be asked for at any time."""
+        prepared, parts, tokens = answering.prepared, [""], 0
+        timings = prepared.timings
+
+        def run() -> Iterator[str]:
+            nonlocal tokens, timings
+            for piece in pieces:
+                elapsed = time.perf_counter() - prepared.started
+                if not timings.first_token:
+                    timings = replace(timings, first_token=elapsed)
+                timings = replace(timings, total=elapsed)
+                tokens += piece.token is not None
+                if piece.text:
+                    parts.append(piece.text)
+                    yield piece.text
+
+        def answer() -> Answer:
+            usage = replace(prepared.usage, answer_tokens=tokens)
+            return Answer("".join(parts).strip(), tuple(prepared.hits), usage, timings, answering.method)
+
+        return AnswerStream(run(), answer)

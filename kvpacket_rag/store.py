@@ -1,0 +1,272 @@
+"""Packets at rest: a row and a file each. What is read is checked; what is damaged is never served.
+
+A file is written first, under a name of its own, and counts only once its row is committed: a crash leaves at
+most a file without a row, which `collect_garbage` removes. Files are never changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from kvpacket_rag import codec
+from kvpacket_rag.database import Database
+from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
+from kvpacket_rag.packet import Fingerprint, Packet
+from kvpacket_rag.schema import chunks, fingerprints, packets
+
+__all__ = ["PacketStore", "WrittenBlob"]
+
+DEFAULT_RAM_BYTES = 2 << 30
+"""Bytes of packets kept in memory by default."""
+WRITE_TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenBlob:
+    """A packet in a file that no row names yet."""
+
+    key: str
+    packet: Packet
+    fingerprint: Fingerprint
+    file: str
+    size: int
+    sha256: str
+
+
+class _RamTier:
+    """The packets used last, up to a number of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max, self._bytes = max_bytes, 0
+        self._packets: OrderedDict[str, Packet] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Packet | None:
+        with self._lock:
+            if (packet := self._packets.get(key)) is not None:
+                self._packets.move_to_end(key)
+            return packet
+
+    def put(self, key: str, packet: Packet) -> None:
+        with self._lock:
+            if packet.nbytes > self._max:
+                return
+            if (old := self._packets.pop(key, None)) is not None:
+                self._bytes -= old.nbytes
+            self._packets[key] = packet
+            self._bytes += packet.nbytes
+            while self._bytes > self._max:
+                self._bytes -= self._packets.popitem(last=False)[1].nbytes
+
+    def forget(self, keys: Iterable[str] | None = None) -> None:
+        with self._lock:
+            for key in list(self._packets) if keys is None else keys:
+                if (packet := self._packets.pop(key, None)) is not None:
+                    self._bytes -= packet.nbytes
+
+
+class PacketStore:
+    """Packets by key, in files below `folder` with rows in `database`."""
+
+    def __init__(self, database: Database, folder: Path, *, ram_bytes: int = DEFAULT_RAM_BYTES) -> None:
+        self._database, self.folder = database, folder
+        self._ram = _RamTier(ram_bytes)
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def write_blob(self, packet: Packet, fingerprint: Fingerprint) -> WrittenBlob:
+        """Write a packet to a new file, flushed to disk. It counts only after `insert`.
+
+        Raises `StorageFullError` when the disk is full; nothing is left behind then.
+        """
+        key = fingerprint.packet_key(packet.content)
+        file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
+        data = codec.encode(packet, fingerprint)
+        self._write_file(self.folder / file, data)
+        return WrittenBlob(key, packet, fingerprint, file, len(data), hashlib.sha256(data).hexdigest())
+
+    def _write_file(self, path: Path, data: bytes) -> None:
+        unfinished = path.with_suffix(".tmp")
+        try:
+            for _ in range(WRITE_TRIES):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with unfinished.open("wb") as out:
+                    out.write(data)
+                    out.flush()
+                    os.fsync(out.fileno())
+                try:
+                    unfinished.replace(path)
+                except FileNotFoundError:  # garbage collection took the unfinished file
+                    continue
+                _sync_folder(path.parent)
+                return
+            raise OSError(errno.EAGAIN, "the unfinished file was removed again and again")
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFullError(
+                    f"The disk of {self.folder} is full; the packet was not stored. Free some space and try again."
+                ) from error
+            raise StoreError(
+                f"A packet cannot be written to {path}: {error.strerror or error}. Check folder and permissions."
+            ) from error
+
+    def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> list[str]:
+        """Make written packets count, within a write transaction; returns files that turned out not to be needed.
+
+        Where another process stored the same packet in the meantime, that one stays. A file that garbage collection
+        took before its row was there is written again.
+        """
+        surplus: list[str] = []
+        for blob in blobs:
+            digest = blob.fingerprint.digest
+            if (
+                connection.execute(sa.select(fingerprints.c.digest).where(fingerprints.c.digest == digest)).first()
+                is None
+            ):
+                connection.execute(
+                    sa.insert(fingerprints).values(digest=digest, fields=asdict(blob.fingerprint), anchor=anchor)
+                )
+            present = connection.execute(sa.select(packets.c.file).where(packets.c.key == blob.key)).scalar()
+            if present == blob.file:
+                continue  # inserted with an earlier document of the same text
+            if present is not None:
+                if (self.folder / present).exists():
+                    surplus.append(blob.file)
+                    continue
+                connection.execute(sa.delete(packets).where(packets.c.key == blob.key))
+            if not (self.folder / blob.file).exists():
+                self._write_file(self.folder / blob.file, codec.encode(blob.packet, blob.fingerprint))
+            connection.execute(
+                sa.insert(packets).values(
+                    key=blob.key, content=blob.packet.content, fingerprint=digest, file=blob.file, bytes=blob.size,
+                    sha256=blob.sha256, tokens=len(blob.packet.token_ids), created=time.time(),
+                )
+            )  # fmt: skip
+        return surplus
+
+    def delete_unused(self, connection: sa.Connection, contents: Collection[str] | None = None) -> list[str]:
+        """Delete rows of packets that no chunk needs, among `contents` or all; returns their files, to unlink after the commit."""
+        unused = sa.select(packets.c.key, packets.c.file).where(
+            ~sa.exists().where(chunks.c.content == packets.c.content)
+        )
+        files: list[str] = []
+        for part in [None] if contents is None else _parts(sorted(contents)):
+            rows = connection.execute(unused if part is None else unused.where(packets.c.content.in_(part))).fetchall()
+            for keys in _parts([row.key for row in rows]):
+                connection.execute(sa.delete(packets).where(packets.c.key.in_(keys)))
+            self._ram.forget(row.key for row in rows)
+            files += [row.file for row in rows]
+        return files
+
+    def unlink(self, files: Iterable[str]) -> None:
+        """Remove files that no row names. One still open elsewhere (Windows) is left for garbage collection."""
+        for file in files:
+            try:
+                (self.folder / file).unlink(missing_ok=True)
+            except PermissionError:
+                continue
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def get(self, key: str, fingerprint: Fingerprint) -> Packet | None:
+        """Give a packet, or None if the store has none under that key.
+
+        Raises `DamagedError` if its file does not hold what was written, `MismatchError` if it was made under
+        another fingerprint.
+        """
+        if (packet := self._ram.get(key)) is not None:
+            return packet
+        with self._database.reading() as connection:
+            row = connection.execute(
+                sa.select(packets.c.file, packets.c.sha256, packets.c.bytes).where(packets.c.key == key)
+            ).first()
+        if row is None:
+            return None
+        data = self._read(row.file, row.bytes)
+        if data is None:
+            return None
+        if hashlib.sha256(data).hexdigest() != row.sha256:
+            raise DamagedError(
+                f"The file of packet {key[:12]} ({row.file}) is not what was written. Run `kvpacket verify --repair`."
+            )
+        packet = codec.decode(data, fingerprint, key[:12])
+        if fingerprint.packet_key(packet.content) != key:
+            raise DamagedError(
+                f"The file of packet {key[:12]} ({row.file}) holds another packet. Run `kvpacket verify --repair`."
+            )
+        self._ram.put(key, packet)
+        return packet
+
+    def _read(self, file: str, size: int) -> bytearray | None:
+        """Bytes of a file, read once into memory of our own, so that nobody can change them afterwards."""
+        data = bytearray(size)
+        try:
+            with (self.folder / file).open("rb", buffering=0) as source:
+                view, got = memoryview(data), 0
+                while got < size and (n := source.readinto(view[got:])):
+                    got += n
+                exact = got == size and not source.read(1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.folder / file} cannot be read: {error.strerror or error}.") from error
+        if not exact:
+            raise DamagedError(
+                f"{self.folder / file} has not the {size} bytes that were written. Run `kvpacket verify --repair`."
+            )
+        return data
+
+    def forget(self) -> None:
+        """Empty the RAM tier; the next use reads from disk."""
+        self._ram.forget()
+
+    # -- care -----------------------------------------------------------------------------------------------
+
+    def stored_files(self) -> Iterator[str]:
+        """Names of all files below the folder, unfinished ones too."""
+        if self.folder.exists():
+            for path in sorted(self.folder.rglob("*")):
+                if path.is_file():
+                    yield path.relative_to(self.folder).as_posix()
+
+    def collect_garbage(self) -> list[str]:
+        """Remove packets no chunk needs and files no row names; returns the removed files.
+
+        Runs under the write lock: a build that has written files but not yet committed finds them missing when it
+        commits, and writes them again.
+        """
+        with self._database.writing() as connection:
+            removed = self.delete_unused(connection)
+            named = set(connection.execute(sa.select(packets.c.file)).scalars())
+            orphans = [file for file in self.stored_files() if file not in named and file not in removed]
+            self.unlink(orphans)
+        self.unlink(removed)
+        return removed + orphans
+
+
+def _parts(values: list[str], size: int = 500) -> Iterator[list[str]]:
+    """Cut a list into parts short enough for one SQL statement."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable; where folders cannot be opened (Windows) the file system does it itself."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,92 @@
+"""What the command prints: answers, reports and progress bars."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from kvpacket_rag.inspection import VerifyReport
+    from kvpacket_rag.rag import Answer
+
+__all__ = ["answer_json", "bar", "err", "out", "print_answer", "print_json", "print_verification"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, nothing else."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def bar(*columns: str) -> Progress:
+    """Make a progress bar on the error stream, with more columns of text."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    texts = [TextColumn(column) for column in columns]
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *texts, TimeRemainingColumn(), console=err
+    )
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """Give an answer as JSON values."""
+    return {
+        "answer": answer.text,
+        "method": answer.method,
+        "sources": [
+            {
+                "document": hit.chunk.document,
+                "title": hit.title,
+                "chunk": hit.chunk.id,
+                "score": hit.score,
+                "text": hit.chunk.text,
+            }
+            for hit in answer.sources
+        ],
+        "usage": asdict(answer.usage),
+        "timings": asdict(answer.timings),
+    }
+
+
+def print_answer(answer: Answer) -> None:
+    """Print sources, tokens and timings of an answer."""
+    usage, times = answer.usage, answer.timings
+    for number, hit in enumerate(answer.sources, start=1):
+        out.print(
+            f"  [{number}] {escape(hit.chunk.document)}  (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})",
+            markup=False,
+        )
+    reused = usage.packet_tokens + usage.prefix_tokens
+    out.print(
+        f"\n{reused} tokens reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
+        f"first token after {times.first_token:.2f} s (search {times.search:.2f}, load {times.load:.2f}, "
+        f"assemble {times.assemble:.2f}, question {times.question:.2f}); {usage.answer_tokens} tokens in {times.total:.2f} s."
+    )
+    if usage.packets_built:
+        out.print(f"{usage.packets_built} packets were not stored and had to be built.")
+    if usage.dropped:
+        out.print(f"{len(usage.dropped)} chunks did not fit the model's window and were left out.")
+
+
+def print_verification(report: VerifyReport) -> None:
+    """Print what `verify` found, and a closing line."""
+    for key, fault in report.damaged:
+        out.print(f"Damaged: packet {key[:12]}: {fault}.", markup=False)
+    for file in report.orphans:
+        out.print(f"Left over: {file} (`kvpacket gc` removes it).", markup=False)
+    for line in report.database:
+        out.print(f"Database: {line}.", markup=False)
+    if report.repaired:
+        out.print(f"{report.repaired} packets rebuilt.")
+    if report.without_packet:
+        out.print(f"{report.without_packet} chunks have no stored packet; it is built when first used.")
+    out.print(f"{report.packets} packets checked: {'all as written' if report.clean else 'not clean'}.")

@@ -1,0 +1,31 @@
+"""Adds and changes documents until it is killed. Its own module, so that the fork server imports it once."""
+
+from __future__ import annotations
+
+import torch
+
+from kvpacket_rag.chunking import Document
+from kvpacket_rag.documents import DocumentStore
+
+from .conftest import HashEmbedder, tiny_model
+
+torch.set_num_threads(1)
+MODEL = tiny_model()
+
+
+def document(number: int, version: int) -> Document:
+    shared = "Every document holds this sentence."
+    return Document(f"Number {number} in version {version} is about topic{number}. {shared}", id=f"doc{number}")
+
+
+def open_at(folder: str) -> DocumentStore:
+    return DocumentStore.open(folder, model=MODEL, embedder=HashEmbedder(), chunk_tokens=60, storage="float32")
+
+
+def run(folder: str, started) -> None:
+    store = open_at(folder)
+    started.set()
+    for version in range(1000):
+        store.add(document(number, version) for number in range(6))
+        store.remove("doc5")
+        store.collect_garbage()

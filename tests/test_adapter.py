@@ -1,0 +1,76 @@
+"""Adapters are loaded only where they belong."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.errors import AdapterError
+
+from .conftest import tiny_model
+
+
+def adapter(hidden=64, **card):
+    return Adapter(
+        *(torch.randn(n, hidden, generator=torch.Generator().manual_seed(n)) for n in (2, 0, 3)), AdapterCard(**card)
+    )
+
+
+def test_an_adapter_read_back_is_the_adapter_written(tmp_path):
+    one = adapter(model="m", architecture="llama", chunk_lengths=(64, 256), fidelity={"qa": 0.1})
+    one.save(tmp_path / "a.safetensors")
+    two = Adapter.load(tmp_path / "a.safetensors")
+    assert all(torch.equal(getattr(one, p), getattr(two, p)) for p in ("header", "trailer", "bridge"))
+    assert two.card == one.card
+    assert two.packet_hash == one.packet_hash
+
+
+def test_only_header_and_trailer_are_part_of_a_packets_identity():
+    one = adapter()
+    assert replace(one, bridge=one.bridge + 1).packet_hash == one.packet_hash
+    assert replace(one, header=one.header + 1).packet_hash != one.packet_hash
+    assert Adapter(one.trailer, one.trailer, one.bridge).packet_hash == "none"
+
+
+@pytest.mark.parametrize(
+    "card",
+    [{"architecture": "qwen2"}, {"tokenizer": "other"}, {"model": "other-model"}],
+    ids=["architecture", "tokenizer", "model"],
+)
+def test_an_adapter_of_another_model_is_refused_and_both_are_named(card):
+    (expected,) = card.values()
+    with pytest.raises(AdapterError, match=f"'{expected}'.*tiny-llama"):
+        tiny_model(adapter=adapter(**card))
+
+
+def test_an_adapter_of_another_width_is_refused():
+    with pytest.raises(AdapterError, match="hidden size 32"):
+        tiny_model(adapter=adapter(hidden=32))
+
+
+def test_other_weights_of_the_same_name_give_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        tiny_model(adapter=adapter(weights="0" * 16))
+    assert "other weights" in caplog.text
+
+
+def test_files_that_are_no_adapter_are_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(AdapterError, match="cannot be read"):
+        Adapter.load(path)
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(AdapterError, match="cannot be read"):
+        Adapter.load(path)
+    save_file({"header": torch.zeros(1, 4)}, path)
+    with pytest.raises(AdapterError, match="not an adapter"):
+        Adapter.load(path)
+
+
+def test_parts_of_different_width_are_refused():
+    with pytest.raises(AdapterError, match="one hidden size"):
+        Adapter(torch.zeros(1, 4), torch.zeros(1, 5), torch.zeros(0, 4))

@@ -1,0 +1,128 @@
+"""The structure of the package: imports point one way, rooms are small, nothing happens on import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "kvpacket_rag"
+
+# From bottom to top. A file imports only from lines above its own.
+LAYERS = [
+    ["errors", "settings", "quiet"],
+    ["rope"],
+    ["packet"],
+    ["adapter", "catalogue"],
+    ["model.cache", "model.chat", "model.forward", "model.identity", "model.layout"],
+    ["model.loading"],
+    ["model.packet_model"],
+    ["model"],
+    ["chunking", "embedding", "anchor", "codec", "schema"],
+    ["readers", "index", "database", "recipe", "assembly"],
+    ["store", "retrieval", "generator", "configuration"],
+    ["building", "inspection"],
+    ["documents"],
+    ["rag"],
+    ["bench.ttft"],
+    ["terminal"],
+    ["cli"],
+    ["__main__"],
+]
+LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in ROOT.rglob("*.py")
+    if "migrations" not in path.parts
+}
+MODULES = {name: path for name, path in FILES.items() if not name.endswith("__init__")}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of this package that a file imports, anywhere in it, as the deepest name in `LEVEL`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvpacket_rag"):
+            base = node.module.removeprefix("kvpacket_rag").removeprefix(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}" if base else alias.name
+                found.add(inner if inner in LEVEL else base)
+    return found - {""}
+
+
+def test_every_file_has_its_place():
+    assert set(MODULES) == set(LEVEL) - {"model"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name):
+    for imported in imports(MODULES[name]):
+        assert LEVEL[imported] < LEVEL[name], f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_model_folder_touches_hugging_face_models(name):
+    text = MODULES[name].read_text(encoding="utf-8")
+    if not name.startswith("model."):
+        allowed = {"quiet": "transformers.utils", "bench.ttft": "import transformers", "chunking": "tokenizers"}
+        for line in text.splitlines():
+            if line.strip().startswith(("import transformers", "from transformers", "from tokenizers")):
+                assert allowed.get(name, "-") in line, f"{name}: {line}"
+        assert "._hf" not in text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_short(name):
+    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= 300
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_functions_are_short(name):
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{name}.{node.name}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_pickled(name):
+    text = FILES[name].read_text(encoding="utf-8")
+    assert not any(word in text for word in ("import pickle", "torch.load(", "torch.save(", "joblib"))
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, kvpacket_rag, kvpacket_rag.cli\n"
+        "heavy = {'torch', 'transformers', 'faiss', 'sqlalchemy', 'sentence_transformers'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_public_names_are_all_importable_and_listed():
+    import kvpacket_rag
+
+    assert sorted(kvpacket_rag._HOMES) == sorted(set(kvpacket_rag.__all__) - {"__version__"})
+    for name in kvpacket_rag.__all__:
+        assert getattr(kvpacket_rag, name).__doc__ or name == "__version__"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        kvpacket_rag.nothing  # noqa: B018
+
+
+def test_the_recorded_migrations_make_the_declared_tables(tmp_path):
+    import sqlalchemy as sa
+
+    from kvpacket_rag import schema
+    from kvpacket_rag.database import Database
+
+    Database(tmp_path / "store.db").close()
+    made = sa.MetaData()
+    made.reflect(sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}"))
+    for name, table in schema.metadata.tables.items():
+        assert {(c.name, str(c.type), c.nullable) for c in made.tables[name].columns} == {
+            (c.name, str(c.type), c.nullable) for c in table.columns
+        }
+        assert {i.name for i in table.indexes} == {i.name for i in made.tables[name].indexes}

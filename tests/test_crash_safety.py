@@ -1,0 +1,51 @@
+"""A store survives being killed at any moment: what was committed answers, the rest leaves at most unused files."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+
+import pytest
+
+from kvpacket_rag.rag import RAG
+
+from . import crash_child
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kill -9 needs POSIX")
+KILLS = 30
+
+
+def test_killed_at_random_moments_the_store_stays_whole(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.crash_child"])
+    folder = str(tmp_path / "kb")
+    dice = random.Random(0)
+    committed = 0
+    for _ in range(KILLS):
+        started = context.Event()
+        child = context.Process(target=crash_child.run, args=(folder, started))
+        child.start()
+        assert started.wait(60)
+        child.join(dice.uniform(0, 0.5))
+        child.kill()
+        child.join()
+        store = crash_child.open_at(folder)
+        report = store.verify()
+        assert report.damaged == ()
+        assert report.database == ()
+        if not report.clean:
+            store.collect_garbage()
+            assert store.verify().clean
+        for stored in store.documents():
+            number = stored.id.removeprefix("doc")
+            hits = store.search(f"topic{number}", k=20)
+            own = [hit.chunk for hit in hits if hit.chunk.document == stored.id]
+            assert len(own) == stored.chunks
+            assert store.packets(own).built == 0
+            committed += 1
+        if store.documents():
+            answer = RAG(store, k=2).ask("What is topic1 about?", config=None)
+            assert answer.usage.packets_built == 0
+        store.close()
+    assert committed > KILLS

@@ -1,0 +1,269 @@
+"""What is damaged is found, never served, and mended from the text; what is left over is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sqlite3
+
+import pytest
+import torch
+
+from kvpacket_rag import codec
+from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.chunking import Document
+from kvpacket_rag.errors import DamagedError, MismatchError, StorageFullError, StoreError
+from kvpacket_rag.recipe import PacketRecipe
+
+from .conftest import HANDBOOK, blob_bytes, handbook, tiny_model
+
+
+def blobs(store):
+    return sorted(path for path in (store.folder / "packets").rglob("*") if path.is_file())
+
+
+def ask_all(store):
+    store.forget_packets()
+    return store.packets([hit.chunk for hit in store.search("lamp", k=50)])
+
+
+def truncate(path, other):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path, other):
+    path.write_bytes(b"")
+
+
+def lengthen(path, other):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def flip(path, other):
+    data = bytearray(path.read_bytes())
+    data[random.Random(1).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+def swap(path, other):
+    one, two = path.read_bytes(), other.read_bytes()
+    path.write_bytes(two)
+    other.write_bytes(one)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, lengthen, flip, swap])
+def test_a_damaged_packet_is_found_never_served_and_rebuilt(store, damage):
+    before = blob_bytes(store)
+    paths = blobs(store)
+    damage(paths[0], paths[1])
+    with pytest.raises(DamagedError, match="kvpacket verify --repair"):
+        ask_all(store)
+    report = store.verify()
+    assert len(report.damaged) == (2 if damage is swap else 1)
+    assert not report.clean
+    mended = store.verify(repair=True)
+    assert mended.clean
+    assert mended.repaired == len(report.damaged)
+    assert ask_all(store).built == 0
+    assert sorted(map(len, blob_bytes(store).values())) == sorted(map(len, before.values()))
+
+
+def test_a_bit_flipped_anywhere_is_found(store):
+    path = blobs(store)[0]
+    whole = path.read_bytes()
+    places = random.Random(2)
+    for _ in range(60):
+        data = bytearray(whole)
+        data[places.randrange(len(data))] ^= 1 << places.randrange(8)
+        path.write_bytes(data)
+        assert len(store.verify().damaged) == 1
+    path.write_bytes(whole)
+    assert store.verify().clean
+
+
+def test_a_missing_file_is_reported_and_rebuilt_on_use(store):
+    blobs(store)[0].unlink()
+    ((_, fault),) = store.verify().damaged
+    assert fault == "the file is missing"
+    assert ask_all(store).built == 1
+    assert store.verify().clean
+
+
+def test_leftover_files_are_reported_and_collected(store):
+    folder = store.folder / "packets"
+    (folder / "zz").mkdir()
+    (folder / "zz" / "orphan.safetensors").write_bytes(b"x")
+    (folder / "zz" / "half.tmp").write_bytes(b"x")
+    assert set(store.verify().orphans) == {"zz/orphan.safetensors", "zz/half.tmp"}
+    assert set(store.collect_garbage()) == {"zz/orphan.safetensors", "zz/half.tmp"}
+    assert store.verify().clean
+    assert ask_all(store).built == 0
+
+
+def test_garbage_collection_during_a_build_loses_nothing(open_store, monkeypatch):
+    store = open_store()
+    seen = []
+
+    def collect(state):
+        if state.chunks and not seen:
+            seen.append(store.collect_garbage())
+
+    store.add(handbook(), progress=collect)
+    assert seen[0]  # files of the build in progress were taken
+    assert store.verify().clean
+    assert ask_all(store).built == 0
+
+
+def test_using_packets_never_changes_a_byte(store):
+    from kvpacket_rag.rag import RAG
+
+    before = blob_bytes(store)
+    rag = RAG(store, k=3)
+    first = rag.ask("How long does the battery last?")
+    rag.ask("What does a lamp cost?")
+    store.forget_packets()
+    assert rag.ask("How long does the battery last?").text == first.text
+    assert blob_bytes(store) == before
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_leaves_the_store_as_it_was(store, monkeypatch, code):
+    before = blob_bytes(store)
+
+    def full(descriptor):
+        raise OSError(code, "No space left on device")
+
+    monkeypatch.setattr("kvpacket_rag.store.os.fsync", full)
+    with pytest.raises(StorageFullError, match="full"):
+        store.add([Document("a new document about zebras", id="new")])
+    monkeypatch.undo()
+    assert blob_bytes(store) == before
+    assert {d.id for d in store.documents()} == set(HANDBOOK)
+    assert store.verify().clean
+
+
+def test_a_full_database_leaves_the_store_as_it_was(store, monkeypatch):
+    before = blob_bytes(store)
+    with store._database.reading() as connection:
+        pages = connection.exec_driver_sql("pragma page_count").scalar()
+    real = store._database._engine.raw_connection
+
+    import sqlalchemy as sa
+
+    @sa.event.listens_for(store._database._engine, "begin")
+    def small(connection):
+        connection.exec_driver_sql(f"pragma max_page_count={pages}")
+
+    assert real
+    with pytest.raises(StorageFullError, match="disk"):
+        store.add([Document(f"zebra {n} " * 40, id=f"z{n}") for n in range(40)])
+    sa.event.remove(store._database._engine, "begin", small)
+    assert set(HANDBOOK) <= {d.id for d in store.documents()}
+    assert set(before) <= set(blob_bytes(store))
+    assert store.verify().clean
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_named(open_store, tmp_path):
+    (tmp_path / "kb").mkdir(mode=0o500)
+    with pytest.raises(StoreError, match="cannot be"):
+        open_store()
+
+
+def test_a_store_below_a_file_is_refused(open_store, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="No store can be made"):
+        open_store("file/kb")
+
+
+def test_a_file_that_is_no_database_is_damaged(open_store, tmp_path):
+    (tmp_path / "kb").mkdir()
+    (tmp_path / "kb" / "store.db").write_bytes(b"not a database, whatever its name " * 50)
+    with pytest.raises(DamagedError, match=r"store\.db"):
+        open_store()
+
+
+def test_a_damaged_database_is_named(store, open_store):
+    store.close()
+    path = store.folder / "store.db"
+    connection = sqlite3.connect(path)
+    connection.execute("pragma wal_checkpoint(truncate)")
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[100:4096] = b"\xff" * (4096 - 100)
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"store\.db"):
+        open_store().documents()
+
+
+def test_a_store_of_a_newer_release_is_refused(store, open_store):
+    store.close()
+    connection = sqlite3.connect(store.folder / "store.db")
+    connection.execute("update alembic_version set version_num='9999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(MismatchError, match="newer release") as raised:
+        open_store()
+    assert raised.value.found == "9999"
+
+
+def test_a_pickle_in_the_folder_is_never_opened(store, open_store):
+    (store.folder / "packets" / "index.pkl").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
+    assert ask_all(open_store()).built == 0
+
+
+# -- bytes --------------------------------------------------------------------------------------------------------
+
+
+def made(dtype, name="llama"):
+    model = tiny_model(name)
+    recipe = PacketRecipe.of(model, Anchor.NONE, dtype)
+    return model.encode([list(range(5, 25))], storage=dtype)[0], recipe.fingerprint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3-latent"])
+def test_a_packet_read_back_is_the_packet_written(dtype, name):
+    packet, fingerprint = made(dtype, name)
+    again = codec.decode(bytearray(codec.encode(packet, fingerprint)), fingerprint, "p")
+    assert (again.token_ids, again.header, again.trailer, again.base_position) == (packet.token_ids, 0, 0, 0)
+    for one, two in zip(packet.states, again.states, strict=True):
+        assert one.keys.dtype == dtype
+        assert torch.equal(one.keys, two.keys)
+        assert torch.equal(one.values, two.values)
+
+
+def test_equal_packets_have_equal_bytes():
+    packet, fingerprint = made(torch.float32)
+    assert codec.encode(packet, fingerprint) == codec.encode(packet, fingerprint)
+
+
+def test_a_packet_of_another_fingerprint_is_refused():
+    packet, fingerprint = made(torch.float32)
+    other = made(torch.float16)[1]
+    with pytest.raises(MismatchError) as raised:
+        codec.decode(bytearray(codec.encode(packet, fingerprint)), other, "p")
+    assert raised.value.field == "fingerprint"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00{}", b"\x80\x04pickle" * 9]
+)
+def test_bytes_that_are_no_packet_are_damaged(data):
+    with pytest.raises(DamagedError):
+        codec.decode(bytearray(data), made(torch.float32)[1], "p")
+
+
+def test_random_bytes_in_the_header_never_do_more_than_raise():
+    packet, fingerprint = made(torch.float32)
+    whole = codec.encode(packet, fingerprint)
+    dice = random.Random(3)
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 4)):
+            data[dice.randrange(1200)] = dice.randrange(256)
+        try:
+            codec.decode(data, fingerprint, "p")
+        except (DamagedError, MismatchError):
+            continue
