@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvpacket_rag.adapter import Adapter as Adapter
     from kvpacket_rag.anchor import Anchor as Anchor
+    from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
     from kvpacket_rag.documents import DocumentStore as DocumentStore
@@ -33,6 +34,7 @@ _HOMES = {
     "Adapter": "adapter",
     "Anchor": "anchor",
     "Answer": "rag",
+    "BuildProgress": "building",
     "Chunk": "chunking",
     "Document": "chunking",
     "DocumentStore": "documents",
@@ -47,10 +49,25 @@ _HOMES = {
     "SentenceEmbedder": "embedding",
 }
 
-__all__ = [  # noqa: RUF022 - the order of `_HOMES`, and the version
-    "Adapter", "Anchor", "Answer", "Chunk", "Document", "DocumentStore", "Embedder", "GenerationConfig", "Hit", "KVPacketError", "Packet",
-    "PacketModel", "PromptStyle", "RAG", "SentenceEmbedder", "__version__",
-]  # fmt: skip
+__all__ = [
+    "RAG",
+    "Adapter",
+    "Anchor",
+    "Answer",
+    "BuildProgress",
+    "Chunk",
+    "Document",
+    "DocumentStore",
+    "Embedder",
+    "GenerationConfig",
+    "Hit",
+    "KVPacketError",
+    "Packet",
+    "PacketModel",
+    "PromptStyle",
+    "SentenceEmbedder",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,9 @@ from kvpacket_rag.store import PacketStore, WrittenBlob
 
 __all__ = ["AddReport", "BuildProgress", "Builder", "delete_document", "raise_generation"]
 
-WINDOW_CHUNKS = 64
-"""Chunks gathered from several documents before they are encoded, so that forward passes are full."""
+WINDOW_CHUNKS = 32
+"""Chunks gathered from several documents before they are encoded, so that forward passes are full; their packets
+stay in memory until they are committed."""
 
 
 @dataclass(frozen=True)
@@ -128,26 +129,28 @@ class Builder:
         self, window: list[tuple[Document, list[Chunk]]], tally: _Tally, report: Callable[[BuildProgress], None]
     ) -> None:
         chunks = list({chunk.content: chunk for _, chunks in window for chunk in chunks}.values())
-        if not chunks:
-            return
-        vectors = dict(
-            zip([c.content for c in chunks], unit_vectors(self._embedder.embed([c.text for c in chunks])), strict=True)
-        )
+        missing = self._missing(chunks)
+        vectors = self._embed(chunks)
         blobs: dict[str, WrittenBlob] = {}
-        used: set[str] = set()
         try:
-            for blob in self.write_packets([c for c in chunks if c.content in self._missing(chunks)], self._recipe):
+            for blob in self.write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
                 blobs[blob.packet.content] = blob
                 tally.count(packets_built=1, tokens_built=len(blob.packet.token_ids))
                 report(tally.progress())
             for document, own in window:
                 needed = [blobs[content] for content in {c.content for c in own} if content in blobs]
-                surplus, updated = self._commit(document, own, vectors, needed)
-                used.update(blob.file for blob in needed if blob.file not in surplus)
+                updated = self._commit(document, own, vectors, needed)
                 tally.count(updated=int(updated), added=int(not updated), chunks=len(own))
                 report(tally.progress())
         finally:
-            self._store.unlink(blob.file for blob in blobs.values() if blob.file not in used)
+            self._store.discard([blob.file for blob in blobs.values()])
+
+    def _embed(self, chunks: Sequence[Chunk]) -> dict[str, Vectors]:
+        """Unit vectors of chunks, by content."""
+        if not chunks:
+            return {}
+        rows = unit_vectors(self._embedder.embed([chunk.text for chunk in chunks]))
+        return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
 
     def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
         """Contents of chunks that have no packet of the builder's recipe yet."""
@@ -172,16 +175,20 @@ class Builder:
 
     def build_on_demand(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> dict[str, Packet]:
         """Build and store packets that a question needs and the store lacks; returns them by content."""
-        blobs = list(self.write_packets(chunks, recipe))
-        with self._database.writing() as connection:
-            surplus = self._store.insert(connection, blobs, recipe.anchor)
-        self._store.unlink(surplus)
+        blobs: list[WrittenBlob] = []
+        try:
+            for blob in self.write_packets(chunks, recipe):
+                blobs.append(blob)
+            with self._database.writing() as connection:
+                self._store.insert(connection, blobs, recipe.anchor)
+        finally:
+            self._store.discard([blob.file for blob in blobs])
         return {blob.packet.content: blob.packet for blob in blobs}
 
     def _commit(
         self, document: Document, chunks: list[Chunk], vectors: dict[str, Vectors], blobs: list[WrittenBlob]
-    ) -> tuple[list[str], bool]:
-        """Put one document in place of its old version; returns surplus files and whether there was an old version."""
+    ) -> bool:
+        """Put one document in place of its old version, if any; returns whether there was one."""
         with self._database.writing() as connection:
             old = connection.execute(
                 sa.select(document_table.c.id).where(document_table.c.name == document.id)
@@ -197,11 +204,11 @@ class Builder:
                 connection.execute(
                     sa.insert(chunk_table), [_chunk_row(chunk, int(row[0]), vectors[chunk.content]) for chunk in chunks]
                 )
-            surplus = self._store.insert(connection, blobs, self._recipe.anchor)
+            self._store.insert(connection, blobs, self._recipe.anchor)
             removed = self._store.delete_unused(connection, stale)
             raise_generation(connection)
         self._store.unlink(removed)
-        return surplus, old is not None
+        return old is not None
 
 
 def _chunk_row(chunk: Chunk, document_id: int, vector: Vectors) -> dict[str, object]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvpacket_rag.anchor import Anchor
-from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS
+from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, MismatchError
@@ -121,6 +122,11 @@ class Configuration:
                 storage = storage_dtype(self.settings.storage, self.model)
                 self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage)
             return self._recipes[anchor]
+
+    @cached_property
+    def splitter(self) -> Splitter:
+        """Cuts documents by the generator's tokens."""
+        return Splitter(self.model, self.settings.chunk_tokens)
 
     def embed(self, text: str) -> Vectors:
         """Embed one text as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""

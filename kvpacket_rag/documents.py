@@ -17,7 +17,7 @@ from kvpacket_rag.building import (
     delete_document,
     raise_generation,
 )
-from kvpacket_rag.chunking import Chunk, Document, Splitter
+from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration, StoreSettings
 from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder
@@ -131,8 +131,7 @@ class DocumentStore:
 
     def _builder(self) -> Builder:
         model, recipe = self.model, self._configuration.recipe(1)
-        splitter = Splitter(model, self.settings.chunk_tokens)
-        return Builder(self._database, self._packets, model, splitter, self.embedder, recipe)
+        return Builder(self._database, self._packets, model, self._configuration.splitter, self.embedder, recipe)
 
     # -- documents ------------------------------------------------------------------------------------------
 

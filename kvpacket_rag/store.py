@@ -122,13 +122,12 @@ class PacketStore:
                 f"A packet cannot be written to {path}: {error.strerror or error}. Check folder and permissions."
             ) from error
 
-    def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> list[str]:
-        """Make written packets count, within a write transaction; returns files that turned out not to be needed.
+    def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
+        """Make written packets count, within a write transaction.
 
         Where another process stored the same packet in the meantime, that one stays. A file that garbage collection
         took before its row was there is written again.
         """
-        surplus: list[str] = []
         for blob in blobs:
             digest = blob.fingerprint.digest
             if (
@@ -143,7 +142,6 @@ class PacketStore:
                 continue  # inserted with an earlier document of the same text
             if present is not None:
                 if (self.folder / present).exists():
-                    surplus.append(blob.file)
                     continue
                 connection.execute(sa.delete(packets).where(packets.c.key == blob.key))
             if not (self.folder / blob.file).exists():
@@ -154,7 +152,13 @@ class PacketStore:
                     sha256=blob.sha256, tokens=len(blob.packet.token_ids), created=time.time(),
                 )
             )  # fmt: skip
-        return surplus
+
+    def discard(self, files: Collection[str]) -> None:
+        """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
+        if files:
+            with self._database.writing() as connection:
+                named = set(connection.execute(sa.select(packets.c.file).where(packets.c.file.in_(files))).scalars())
+                self.unlink(file for file in files if file not in named)
 
     def delete_unused(self, connection: sa.Connection, contents: Collection[str] | None = None) -> list[str]:
         """Delete rows of packets that no chunk needs, among `contents` or all; returns their files, to unlink after the commit."""

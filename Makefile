@@ -1,0 +1,39 @@
+# Two commands: `make demo` to see it work, `make test` to check it. Both make the virtual environment they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check format bench clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[readers]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.installed  ## build a knowledge base from examples/corpus and ask five questions
+	$(BIN)/python examples/demo.py
+
+test: check  ## everything: lint, types, tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed  ## time to first token on this machine
+	$(BIN)/kvpacket bench ttft --lengths 512,1024,2048,4096 --out bench-out
+
+clean:
+	rm -rf $(VENV) demo-kb bench-out build dist
