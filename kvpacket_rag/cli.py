@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -42,15 +46,19 @@ class MethodName(StrEnum):
 
 
 def main() -> None:
-    """Run the command; errors of this package become one line and exit code 1, Ctrl-C becomes 130."""
+    """Run the command; errors of this package become one line and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe may have an encoding that cannot hold every text
+            stream.reconfigure(errors="replace")
     try:
         app()
     except KVPacketError as error:
-        err.print(f"[red]Error:[/] {escape(str(error))}")
+        err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        err.print("Interrupted. What was finished is kept; run the same command again to go on.")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            err.print("Interrupted. What was finished is kept; run the same command again to go on.")
+        raise
 
 
 @app.callback(invoke_without_command=True)
@@ -82,7 +90,7 @@ def add(
     embedder: Annotated[str | None, typer.Option(help="Embedder of a new knowledge base.")] = None,
     chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk, default 256.")] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="What chunks see when encoded: passage (default), opening or none.")
+        str | None, typer.Option(help="What chunks see when encoded: passages (default), opening or none.")
     ] = None,
 ) -> None:
     """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
@@ -255,6 +263,12 @@ def ttft(
         wanted = [int(length) for length in lengths.split(",")]
     except ValueError as error:
         raise InputError(f"--lengths must be numbers with commas, such as 512,1024; got {lengths!r}.") from error
+    try:
+        out_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"No report can be written to {out_folder}: {error.strerror}. Choose another folder."
+        ) from error
     with bar("{task.completed}/{task.total}") as shown:
         task = shown.add_task("Measuring", total=None)
         report = measure(

@@ -12,14 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from kvpacket_rag.anchor import Anchor
-from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, Splitter
+from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Fingerprint
 from kvpacket_rag.recipe import PacketRecipe, storage_dtype
+from kvpacket_rag.schema import documents
 
 __all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
 
@@ -39,14 +42,16 @@ class StoreSettings:
     """Length of the embedder's vectors; None until recorded."""
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     """Most tokens of a chunk."""
-    anchor: str = Anchor.PASSAGE.value
+    anchor: str = Anchor.PASSAGES.value
     """What chunks see when their packets are made."""
-    first_anchor: str = Anchor.PASSAGE.value
+    first_anchor: str = Anchor.PASSAGES.value
     """The same for the chunk that stands first; its packet is built on demand if this differs from `anchor`."""
     storage: str | None = None
     """Number format of packets at rest; None until recorded."""
 
     def __post_init__(self) -> None:
+        if self.chunk_tokens < MIN_CHUNK_TOKENS:
+            raise InputError(f"chunk_tokens must be at least {MIN_CHUNK_TOKENS}, got {self.chunk_tokens}.")
         for name in ("anchor", "first_anchor"):
             if getattr(self, name) not in list(Anchor):
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
@@ -60,7 +65,8 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
     """
     given = {key: value for key, value in given.items() if value is not None}
     if recorded is None:
-        return StoreSettings(**given)
+        first = {"first_anchor": given["anchor"]} if "anchor" in given else {}
+        return StoreSettings(**{**first, **given})
     for key, value in given.items():
         if recorded[key] != value and key != "model":
             raise MismatchError(
@@ -68,6 +74,14 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
                 field=key, expected=recorded[key], found=value,
             )  # fmt: skip
     return StoreSettings(**recorded)
+
+
+def _recorded(connection: sa.Connection) -> dict[str, Any] | None:
+    """Settings that hold: none before the first document is in, so that a failed first `add` fixes nothing."""
+    if connection.execute(sa.select(documents.c.id).limit(1)).first() is None:
+        return None
+    settings: dict[str, Any] | None = read_fact(connection, "settings")
+    return settings
 
 
 class Configuration:
@@ -87,9 +101,10 @@ class Configuration:
         """
         self._database, self._folder = database, folder
         with database.reading() as connection:
-            recorded = read_fact(connection, "settings")
+            recorded = _recorded(connection)
         self._is_recorded = recorded is not None
         self.settings = _merge(recorded, given, folder)
+        self._model_name = given.get("model") or self.settings.model
         self._model, self._embedder = model, embedder
         self._recipes: dict[Anchor, PacketRecipe] = {}
         self._lock = threading.RLock()
@@ -101,7 +116,7 @@ class Configuration:
         """The generator."""
         with self._lock:
             if self._model is None:
-                model = PacketModel.from_pretrained(self.settings.model, dtype=self.settings.compute)
+                model = PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute)
                 self._check_model(model)
                 self._model = model
             return self._model
@@ -144,7 +159,13 @@ class Configuration:
 
     def record(self) -> None:
         """Fix what the store is made with, before the first document is built."""
-        recipe = self.recipe(1)
+        recipe, splitter = self.recipe(1), self.splitter
+        longest = splitter.chunk_tokens + len(recipe.anchor_ids)
+        if longest > self.model.max_positions:
+            raise InputError(
+                f"Chunks of {splitter.chunk_tokens} tokens behind an anchor of {len(recipe.anchor_ids)} do not fit the "
+                f"{self.model.max_positions} positions of {self.model.name}. Choose smaller chunks."
+            )
         dimension = len(self.embed("dimension"))
         if self._is_recorded:
             return
@@ -157,7 +178,7 @@ class Configuration:
             storage=recipe.fingerprint.storage,
         )
         with self._database.writing() as connection:
-            if (other := read_fact(connection, "settings")) is None:
+            if (other := _recorded(connection)) is None:
                 write_fact(connection, "settings", asdict(settings))
                 write_fact(connection, "fingerprint", asdict(recipe.fingerprint))
         # Another process may have recorded settings since this one opened the store.
@@ -168,9 +189,9 @@ class Configuration:
     def _check_model(self, model: PacketModel) -> None:
         """Refuse a model other than the one the packets were made with, before anything is read or written."""
         with self._database.reading() as connection:
+            if _recorded(connection) is None:
+                return
             fields = read_fact(connection, "fingerprint")
-        if fields is None:
-            return
         recipe = PacketRecipe.of(model, Anchor(self.settings.anchor), storage_dtype(self.settings.storage, model))
         # Another adapter is another recipe for new packets, not another model.
         expected = Fingerprint(**{**fields, "adapter": recipe.fingerprint.adapter})

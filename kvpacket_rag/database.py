@@ -7,6 +7,7 @@ it writes, and two processes wait for each other instead of failing.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from filelock import FileLock
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from kvpacket_rag import schema
-from kvpacket_rag.errors import DamagedError, MismatchError, StorageFullError, StoreError
+from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StorageFullError, StoreError
 
 __all__ = ["Database"]
 
@@ -26,6 +27,7 @@ BUSY_SECONDS = 60
 HEAD = "0001"
 """Newest recorded change of the tables."""
 WRITE = "kvpacket_write"
+_UPGRADING = threading.Lock()  # Alembic keeps the migration that runs in a global
 
 
 class Database:
@@ -37,38 +39,38 @@ class Database:
         Raises `DamagedError` if the file is no database, `MismatchError` if a newer release wrote it.
         """
         self.path = path
-        self._engine = sa.create_engine(
-            f"sqlite:///{path}", connect_args={"timeout": BUSY_SECONDS}, pool_size=16, max_overflow=64
-        )
+        address = sa.URL.create("sqlite", database=str(path))
+        self._engine = sa.create_engine(address, connect_args={"timeout": BUSY_SECONDS}, pool_size=16, max_overflow=64)
         sa.event.listen(self._engine, "connect", _configure)
         sa.event.listen(self._engine, "begin", _begin)
-        with self._errors():
-            self._upgrade()
+        try:
+            # Processes open one after another: the first makes the tables, and switches the file to its journal mode.
+            with _UPGRADING, self._errors(), FileLock(path.with_suffix(".lock"), timeout=BUSY_SECONDS):
+                self._upgrade()
+        except BaseException:
+            self.close()
+            raise
 
     def _upgrade(self) -> None:
-        if self._revision() == HEAD:
+        revision = self._revision()
+        if revision == HEAD:
             return
-        # Two processes may open a new store at once.
-        with FileLock(self.path.with_suffix(".lock"), timeout=BUSY_SECONDS):
-            revision = self._revision()
-            if revision == HEAD:
-                return
-            if revision is not None and revision > HEAD:
-                raise MismatchError(
-                    f"{self.path} was written by a newer release (tables {revision}, this release knows {HEAD}). Update kvpacket-rag.",
-                    field="tables",
-                    expected=HEAD,
-                    found=revision,
-                )
-            from alembic import command
-            from alembic.config import Config
+        if revision is not None and revision > HEAD:
+            raise MismatchError(
+                f"{self.path} was written by a newer release (tables {revision}, this release knows {HEAD}). Update kvpacket-rag.",
+                field="tables",
+                expected=HEAD,
+                found=revision,
+            )
+        from alembic import command
+        from alembic.config import Config
 
-            config = Config()
-            config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-            config.set_main_option("path_separator", "os")
-            with self.writing() as connection:
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        with self.writing() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
 
     def _revision(self) -> str | None:
         with self._engine.connect() as connection:
@@ -102,6 +104,10 @@ class Database:
                 raise StoreError(
                     f"{self.path} cannot be written: {message}. Check its folder and permissions."
                 ) from error
+            if "disk I/O" in message:
+                raise StoreError(
+                    f"{self.path} cannot be read or written: {message}. Is its disk full or gone?"
+                ) from error
             if "locked" in message:
                 raise StoreError(
                     f"{self.path} was locked by another process for {BUSY_SECONDS} s. Try again."
@@ -109,6 +115,10 @@ class Database:
             raise DamagedError(
                 f"{self.path} cannot be used: {message}. Restore it from a copy, or build the store anew."
             ) from error
+        except ValueError as error:  # a JSON column that is none
+            if isinstance(error, KVPacketError):
+                raise
+            raise DamagedError(f"{self.path} holds a damaged value: {error}. Restore it from a copy.") from error
         except DatabaseError as error:
             if isinstance(error, sa.exc.IntegrityError):
                 raise

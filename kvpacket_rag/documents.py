@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -21,27 +22,25 @@ from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration, StoreSettings
 from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder
-from kvpacket_rag.errors import DamagedError, DocumentError, InputError, NotFoundError, StoreError
+from kvpacket_rag.errors import (
+    DamagedError,
+    DocumentError,
+    InputError,
+    MissingDependencyError,
+    NotFoundError,
+    StoreError,
+)
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, inspect, list_documents, verify
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import Packet
-from kvpacket_rag.readers import find_files, read_file
+from kvpacket_rag.packet import LoadedPackets, Packet
+from kvpacket_rag.readers import SourceFile, find_files, read_file
 from kvpacket_rag.retrieval import Filter, Hit, Retrieval
 from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
 
-__all__ = ["DocumentStore", "LoadedPackets"]
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedPackets:
-    """Packets in the order asked for."""
-
-    packets: tuple[Packet, ...]
-    built: int
-    """How many were not stored and had to be built."""
+__all__ = ["DocumentStore"]
 
 
 class DocumentStore:
@@ -71,7 +70,7 @@ class DocumentStore:
         Raises `NotFoundError` without a store to open, `MismatchError` if the store was made with something else
         than what is given, `DamagedError` if its database is damaged.
         """
-        folder = Path(folder)
+        folder = Path(folder).absolute()  # the store stays where it is when the process moves
         if not (folder / "store.db").exists():
             if not create:
                 raise NotFoundError(f"There is no store at {folder}. Make one with `kvpacket add {folder} PATH...`.")
@@ -84,13 +83,17 @@ class DocumentStore:
             "embedder": embedder if isinstance(embedder, str) or embedder is None else embedder.name,
             "chunk_tokens": chunk_tokens,
             "anchor": None if anchor is None else str(anchor),
-            "first_anchor": None if first_anchor is None and anchor is None else str(first_anchor or anchor),
+            "first_anchor": None if first_anchor is None else str(first_anchor),
             "storage": storage,
         }
         loaded_model = None if isinstance(model, str) else model
         loaded_embedder = None if isinstance(embedder, str) else embedder
         database = Database(folder / "store.db")
-        configuration = Configuration(database, folder, given, loaded_model, loaded_embedder)
+        try:
+            configuration = Configuration(database, folder, given, loaded_model, loaded_embedder)
+        except BaseException:
+            database.close()
+            raise
         return cls(folder, database, configuration, ram_bytes=ram_bytes)
 
     def __repr__(self) -> str:
@@ -157,16 +160,17 @@ class DocumentStore:
         """
         documents: list[Document] = []
         failed: list[tuple[str, str]] = []
-        for file in find_files([*paths]):
+        files = find_files([*paths])
+        for file in files:
             try:
                 documents += read_file(file)
-            except DocumentError as error:
+            except (DocumentError, MissingDependencyError) as error:
                 if file.explicit:
                     raise
                 failed.append((str(file.path), str(error)))
         self._check_sources(documents)
         report = self.add(documents, progress=progress)
-        self._remove_vanished(documents)
+        self._remove_vanished(files, documents)
         return replace(report, failed=tuple(failed))
 
     def _check_sources(self, documents: Sequence[Document]) -> None:
@@ -181,12 +185,15 @@ class DocumentStore:
                 )
             known[document.id] = document.source
 
-    def _remove_vanished(self, documents: Sequence[Document]) -> None:
+    def _remove_vanished(self, files: Sequence[SourceFile], documents: Sequence[Document]) -> None:
+        """Remove documents that a file held when it was read before, and no longer holds."""
         names = {document.id for document in documents}
-        sources = {document.source for document in documents}
+        origins = {str(file.path.resolve()): f"{file.name}#" for file in files}
+        read = {document.source for document in documents}
         for stored in self.documents():
-            if stored.source in sources and stored.id not in names:
-                self.remove(stored.id)
+            if stored.source in read and stored.id not in names and stored.id.startswith(origins[stored.source]):
+                with contextlib.suppress(NotFoundError):  # another process was faster
+                    self.remove(stored.id)
 
     def remove(self, document_id: str) -> None:
         """Remove a document with its chunks, vectors and the packets no other document shares.

@@ -34,6 +34,7 @@ __all__ = [
     "StorageFullError",
     "StoreError",
     "UnsupportedModelError",
+    "check_text",
     "require",
 ]
 
@@ -58,7 +59,7 @@ class UnsupportedModelError(KVPacketError):
     """The states this model caches cannot be moved to another position.
 
     `reason` is one of: absolute_positions, recurrent_layers, encoder_decoder, indexed_cache,
-    rope_self_test_failed, cache_layout, multimodal.
+    rope_self_test_failed, cache_layout.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -103,6 +104,17 @@ class StorageFullError(StoreError):
 
 class AdapterError(KVPacketError):
     """An adapter file is malformed or belongs to another model."""
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise `InputError` if a text holds half characters (lone surrogates), which no tokenizer or database takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{what} holds a half character (U+{ord(text[error.start]):04X} at {error.start}), which is no text. "
+            "Decode it as UTF-8, or replace what cannot be decoded."
+        ) from error
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

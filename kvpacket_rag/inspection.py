@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
 from kvpacket_rag.database import Database, read_fact
 from kvpacket_rag.errors import KVPacketError
-from kvpacket_rag.packet import Fingerprint
+from kvpacket_rag.packet import Fingerprint, content_hash
 from kvpacket_rag.schema import chunks, documents, fingerprints, packets
 from kvpacket_rag.store import PacketStore
 
@@ -111,6 +112,8 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
 
     progress: called with (packets checked, packets).
     """
+    if wrong := database.check():
+        return VerifyReport(0, (), (), 0, tuple(wrong))
     with database.reading() as connection:
         rows = connection.execute(sa.select(packets)).fetchall()
         known = {row.digest: Fingerprint(**row.fields) for row in connection.execute(sa.select(fingerprints))}
@@ -118,7 +121,7 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
         without = connection.execute(sa.select(sa.func.count()).select_from(chunks).where(~packed)).scalar() or 0
     damaged = []
     for number, row in enumerate(rows, start=1):
-        if (fault := _fault(store, row, known[row.fingerprint])) is not None and _still_there(database, row.key):
+        if (fault := _fault(store, row, known[row.fingerprint])) is not None and _still_there(database, row):
             damaged.append((row.key, fault))
         if progress is not None:
             progress(number, len(rows))
@@ -127,7 +130,7 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
     with database.reading() as connection:  # files of documents added meanwhile are no orphans
         named |= set(connection.execute(sa.select(packets.c.file)).scalars())
     orphans = tuple(file for file in found if file not in named)
-    return VerifyReport(len(rows), tuple(damaged), orphans, int(without), tuple(database.check()))
+    return VerifyReport(len(rows), tuple(damaged), orphans, int(without), tuple(_damaged_chunks(database)))
 
 
 def _fault(store: PacketStore, row: Any, fingerprint: Fingerprint) -> str | None:
@@ -153,6 +156,23 @@ def _fault(store: PacketStore, row: Any, fingerprint: Fingerprint) -> str | None
     return None
 
 
-def _still_there(database: Database, key: str) -> bool:
+def _still_there(database: Database, row: Any) -> bool:
+    """Whether a row is as it was; another process may have removed or replaced the packet meanwhile."""
     with database.reading() as connection:
-        return connection.execute(sa.select(packets.c.key).where(packets.c.key == key)).first() is not None
+        query = sa.select(packets.c.key).where(packets.c.key == row.key, packets.c.file == row.file)
+        return connection.execute(query).first() is not None
+
+
+def _damaged_chunks(database: Database) -> list[str]:
+    """Chunks whose tokens or vector are not what was written."""
+    found = []
+    with database.reading() as connection:
+        lengths = set()
+        for row in connection.execute(sa.select(chunks.c.name, chunks.c.token_ids, chunks.c.content, chunks.c.vector)):
+            lengths.add(len(row.vector))
+            if (
+                len(row.token_ids) % 4
+                or content_hash(tuple(np.frombuffer(row.token_ids, "<i4").tolist())) != row.content
+            ):
+                found.append(f"the tokens of chunk {row.name} are not what was written")
+    return found if len(lengths) <= 1 else [*found, "vectors of different lengths"]

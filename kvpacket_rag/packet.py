@@ -18,7 +18,16 @@ from kvpacket_rag.rope import Rotation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FORMAT_VERSION", "Fingerprint", "GroupStates", "LayerGroup", "Packet", "StateLayout", "content_hash"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Fingerprint",
+    "GroupStates",
+    "LayerGroup",
+    "LoadedPackets",
+    "Packet",
+    "StateLayout",
+    "content_hash",
+]
 
 FORMAT_VERSION = 1
 """Version of the bytes of a packet on disk; part of every fingerprint."""
@@ -174,3 +183,12 @@ class Packet:
     def content(self) -> str:
         """Hash of the chunk's token ids."""
         return content_hash(self.token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedPackets:
+    """Packets in the order asked for."""
+
+    packets: tuple[Packet, ...]
+    built: int
+    """How many were not stored and had to be built."""

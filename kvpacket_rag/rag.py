@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -97,7 +97,7 @@ class AnswerStream:
     Closing it (or leaving a `with` block) stops the work.
     """
 
-    def __init__(self, pieces: Iterator[str], done: Callable[[], Answer]) -> None:
+    def __init__(self, pieces: Generator[str, None, None], done: Callable[[], Answer]) -> None:
         self._pieces, self._done = pieces, done
 
     def __iter__(self) -> Iterator[str]:
@@ -111,9 +111,7 @@ class AnswerStream:
 
     def close(self) -> None:
         """Stop generating."""
-        close = getattr(self._pieces, "close", None)
-        if close is not None:
-            close()
+        self._pieces.close()
 
     @property
     def answer(self) -> Answer:
@@ -265,8 +263,10 @@ class RAG:
             assembled = began
         else:
             context = assemble(model, prompt.prefix, prepared.packets, room=room, cache=cache)
+            model.synchronize()
             assembled = time.perf_counter()
             logits = ask(model, context, prompt.tail, bridge=model.adapter.bridge)
+        model.synchronize()
         timings = replace(prepared.timings, assemble=assembled - began, question=time.perf_counter() - assembled)
         from_packets = sum(packet.length for packet in prepared.packets)
         usage = replace(
@@ -280,7 +280,7 @@ class RAG:
         prepared, parts, tokens = answering.prepared, [""], 0
         timings = prepared.timings
 
-        def run() -> Iterator[str]:
+        def run() -> Generator[str, None, None]:
             nonlocal tokens, timings
             for piece in pieces:
                 elapsed = time.perf_counter() - prepared.started

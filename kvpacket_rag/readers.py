@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,11 @@ def read_file(file: SourceFile) -> list[Document]:
         raise DocumentError(f"{file.path}: {error}") from error
     except OSError as error:
         raise DocumentError(f"{file.path} cannot be read: {error.strerror or error}.") from error
+    names = Counter(document.id for document in documents)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DocumentError(
+            f"{file.path} holds several documents with the id {twice[0]!r}. Give each its own, or none."
+        )
     if not documents:
         raise DocumentError(f"{file.path} holds no text.")
     return documents
@@ -119,18 +125,20 @@ def _read_html(file: SourceFile) -> Iterator[Document]:
     for unread in page(["script", "style", "noscript", "template", "nav"]):
         unread.decompose()
     title = page.title.get_text(" ", strip=True) if page.title else ""
-    for string in page.find_all(string=True):  # line breaks in the source are spaces on the page
-        if string.parent.name != "pre":
+    for string in page.find_all(string=True):
+        if isinstance(string, bs4.element.PreformattedString):  # comments and declarations are not on the page
+            string.extract()
+        elif string.find_parent("pre") is None:  # line breaks in the source are spaces on the page
             string.replace_with(re.sub(r"\s+", " ", string))
     for row in page.find_all("tr"):  # a table row is one line of text
-        cells = [cell.get_text(" ", strip=True) for cell in row.find_all(["td", "th"])]
+        cells = [cell.get_text(" ", strip=True) for cell in row.find_all(["td", "th"], recursive=False)]
         row.replace_with("\n" + " | ".join(cells) + "\n")
     for block in page.find_all(
         ["p", "div", "section", "article", "li", "table", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "br"]
     ):
         block.insert_before("\n\n" if block.name not in ("li", "br") else "\n")
         block.insert_after("\n")
-    lines = (" ".join(line.split()) for line in (page.body or page).get_text().splitlines())
+    lines = (line.strip() for line in (page.body or page).get_text().splitlines())
     text = _squeeze(lines)
     if not text:
         raise DocumentError("the page holds no text.")
@@ -154,8 +162,10 @@ def _read_pdf(file: SourceFile) -> Iterator[Document]:
             raise DocumentError("the PDF is encrypted; save it without a password.")
         pages = [page.extract_text() for page in reader.pages]
         title = str((reader.metadata or {}).get("/Title") or "")
-    except pypdf.errors.PyPdfError as error:
-        raise DocumentError(f"the PDF is damaged: {error}.") from error
+    except DocumentError:
+        raise
+    except Exception as error:  # the library lets errors of many kinds through for files that are damaged
+        raise DocumentError(f"the PDF is damaged or of a kind that cannot be read: {error}.") from error
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
         raise DocumentError(f"the PDF has {len(pages)} pages but no text (a scan?). Run text recognition on it first.")
@@ -164,19 +174,20 @@ def _read_pdf(file: SourceFile) -> Iterator[Document]:
 
 def _read_docx(file: SourceFile) -> Iterator[Document]:
     docx = require("docx", extra="readers", purpose=f"Reading {file.path.name}")
+    parts = []
     try:
         opened = docx.Document(str(file.path))
+        for block in opened.iter_inner_content():
+            if hasattr(block, "rows"):
+                parts.append("\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows))
+            elif block.text.strip():
+                parts.append(block.text.strip())
+        title = opened.core_properties.title or ""
     except Exception as error:  # the library raises errors of its own zip and XML layers
         raise DocumentError(f"the Word file is damaged or no .docx: {error}.") from error
-    parts = []
-    for block in opened.iter_inner_content():
-        if hasattr(block, "rows"):
-            parts.append("\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows))
-        elif block.text.strip():
-            parts.append(block.text.strip())
     if not parts:
         raise DocumentError("the Word file holds no text.")
-    yield _document(file, "\n\n".join(parts), title=opened.core_properties.title or "")
+    yield _document(file, "\n\n".join(parts), title=title)
 
 
 def _from_json(file: SourceFile, value: Any, place: str) -> Document:
@@ -194,9 +205,11 @@ def _from_json(file: SourceFile, value: Any, place: str) -> Document:
         **(given if isinstance(given, dict) else {}),
         **{k: v for k, v in value.items() if k not in (key, "id", "title", "metadata")},
     }
+    given_id = value.get("id")
+    name = given_id if given_id not in (None, "") else place.split()[-1]
     return Document(
         text=value[key],
-        id=f"{file.name}#{value.get('id', place.split()[-1])}",
+        id=f"{file.name}#{name}",
         title=str(value.get("title") or file.path.stem),
         source=str(file.path.resolve()),
         metadata=metadata,
@@ -204,11 +217,11 @@ def _from_json(file: SourceFile, value: Any, place: str) -> Document:
 
 
 def _read_jsonl(file: SourceFile) -> Iterator[Document]:
-    for number, line in enumerate(_decode(file.path).splitlines(), start=1):
+    for number, line in enumerate(_decode(file.path).split("\n"), start=1):
         if line.strip():
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DocumentError(f"line {number} is not JSON: {error}.") from error
             yield _from_json(file, value, f"line {number}")
 
@@ -216,7 +229,7 @@ def _read_jsonl(file: SourceFile) -> Iterator[Document]:
 def _read_json(file: SourceFile) -> Iterator[Document]:
     try:
         value = json.loads(_decode(file.path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, DocumentError):
             raise
         raise DocumentError(f"the file is not JSON: {error}.") from error

@@ -39,7 +39,7 @@ def passes(filter: Filter, metadata: Mapping[str, Any]) -> bool:
     if callable(filter):
         return bool(filter(metadata))
     return all(
-        metadata.get(key) in (value if isinstance(value, list | tuple | set) else [value])
+        metadata.get(key) in ([*value] if isinstance(value, list | tuple | set) else [value])
         for key, value in filter.items()
     )
 

@@ -25,7 +25,7 @@ from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
 from kvpacket_rag.packet import Fingerprint, Packet
 from kvpacket_rag.schema import chunks, fingerprints, packets
 
-__all__ = ["PacketStore", "WrittenBlob"]
+__all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
 
 DEFAULT_RAM_BYTES = 2 << 30
 """Bytes of packets kept in memory by default."""
@@ -34,14 +34,23 @@ WRITE_TRIES = 5
 
 @dataclass(frozen=True, eq=False)
 class WrittenBlob:
-    """A packet in a file that no row names yet."""
+    """What is known of a packet in a file that no row names yet; the packet itself is not kept in memory."""
 
     key: str
-    packet: Packet
+    content: str
+    tokens: int
     fingerprint: Fingerprint
     file: str
     size: int
     sha256: str
+
+
+class BlobsLostError(Exception):
+    """Files were gone before their rows were there. Never leaves this package: `Builder` writes them again."""
+
+    def __init__(self, blobs: list[WrittenBlob]) -> None:
+        super().__init__(f"{len(blobs)} written files are gone")
+        self.blobs = blobs
 
 
 class _RamTier:
@@ -94,7 +103,8 @@ class PacketStore:
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
         data = codec.encode(packet, fingerprint)
         self._write_file(self.folder / file, data)
-        return WrittenBlob(key, packet, fingerprint, file, len(data), hashlib.sha256(data).hexdigest())
+        digest = hashlib.sha256(data).hexdigest()
+        return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
 
     def _write_file(self, path: Path, data: bytes) -> None:
         unfinished = path.with_suffix(".tmp")
@@ -114,6 +124,7 @@ class PacketStore:
             raise OSError(errno.EAGAIN, "the unfinished file was removed again and again")
         except OSError as error:
             unfinished.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFullError(
                     f"The disk of {self.folder} is full; the packet was not stored. Free some space and try again."
@@ -121,13 +132,18 @@ class PacketStore:
             raise StoreError(
                 f"A packet cannot be written to {path}: {error.strerror or error}. Check folder and permissions."
             ) from error
+        except BaseException:  # an interruption
+            unfinished.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise
 
     def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
         """Make written packets count, within a write transaction.
 
-        Where another process stored the same packet in the meantime, that one stays. A file that garbage collection
-        took before its row was there is written again.
+        Where another process stored the same packet in the meantime, that one stays. Raises `BlobsLostError` for
+        files that garbage collection took before their rows were there; the caller rolls back and writes them again.
         """
+        lost: list[WrittenBlob] = []
         for blob in blobs:
             digest = blob.fingerprint.digest
             if (
@@ -145,20 +161,25 @@ class PacketStore:
                     continue
                 connection.execute(sa.delete(packets).where(packets.c.key == blob.key))
             if not (self.folder / blob.file).exists():
-                self._write_file(self.folder / blob.file, codec.encode(blob.packet, blob.fingerprint))
+                lost.append(blob)
+                continue
             connection.execute(
                 sa.insert(packets).values(
-                    key=blob.key, content=blob.packet.content, fingerprint=digest, file=blob.file, bytes=blob.size,
-                    sha256=blob.sha256, tokens=len(blob.packet.token_ids), created=time.time(),
+                    key=blob.key, content=blob.content, fingerprint=digest, file=blob.file, bytes=blob.size,
+                    sha256=blob.sha256, tokens=blob.tokens, created=time.time(),
                 )
             )  # fmt: skip
+        if lost:
+            raise BlobsLostError(lost)
 
     def discard(self, files: Collection[str]) -> None:
         """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
         if files:
             with self._database.writing() as connection:
-                named = set(connection.execute(sa.select(packets.c.file).where(packets.c.file.in_(files))).scalars())
-                self.unlink(file for file in files if file not in named)
+                for part in _parts(sorted(files)):
+                    query = sa.select(packets.c.file).where(packets.c.file.in_(part))
+                    named = set(connection.execute(query).scalars())
+                    self.unlink(file for file in part if file not in named)
 
     def delete_unused(self, connection: sa.Connection, contents: Collection[str] | None = None) -> list[str]:
         """Delete rows of packets that no chunk needs, among `contents` or all; returns their files, to unlink after the commit."""

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -62,7 +61,7 @@ def print_answer(answer: Answer) -> None:
     usage, times = answer.usage, answer.timings
     for number, hit in enumerate(answer.sources, start=1):
         out.print(
-            f"  [{number}] {escape(hit.chunk.document)}  (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})",
+            f"  [{number}] {hit.chunk.document}  (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})",
             markup=False,
         )
     reused = usage.packet_tokens + usage.prefix_tokens

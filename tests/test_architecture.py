@@ -120,7 +120,9 @@ def test_the_recorded_migrations_make_the_declared_tables(tmp_path):
 
     Database(tmp_path / "store.db").close()
     made = sa.MetaData()
-    made.reflect(sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}"))
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}")
+    made.reflect(engine)
+    engine.dispose()
     for name, table in schema.metadata.tables.items():
         assert {(c.name, str(c.type), c.nullable) for c in made.tables[name].columns} == {
             (c.name, str(c.type), c.nullable) for c in table.columns

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kvpacket_rag.bench.ttft import markdown, measure, write_report
+from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 
 
@@ -42,7 +43,9 @@ def test_lengths_and_repeats_that_cannot_be_measured_are_refused(llama, lengths,
 def test_all_ways_choose_a_token_from_the_same_context(llama, tmp_path):
     from kvpacket_rag.bench import ttft
 
-    ways = ttft._prepare(llama, 2, tmp_path).ways(2)
+    database = Database(tmp_path / "store.db")
+    ways = ttft._prepare(llama, 2, database).ways(2)
     ram, disk, limit = (int(ways[name]()) for name in ("ram", "disk", "limit"))
     assert ram == disk == limit
     assert int(ways["limit"]()) == limit
+    database.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from kvpacket_rag.errors import InputError
-from kvpacket_rag.model import PacketModel, PromptStyle
+from kvpacket_rag.errors import InputError, ModelLoadError
+from kvpacket_rag.model import PromptStyle
 from kvpacket_rag.model.chat import TextCodec
+from kvpacket_rag.model.identity import tokenizer_hash
 
-from .conftest import TEMPLATE, character_tokenizer, tiny_config, tiny_hf
+from .conftest import TEMPLATE, character_tokenizer
 
 STYLE = PromptStyle(system="Be brief.", opening="Docs:\n", closing="Q: ")
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
@@ -141,7 +144,42 @@ def test_threads_do_not_disturb_each_other():
         assert set(pool.map(work, range(400))) == {expected}
 
 
-def test_a_model_without_any_specials_works():
-    tokenizer = character_tokenizer(None)
-    model = PacketModel(tiny_hf(tiny_config("llama")), tokenizer)
-    assert model.text.plain("plain")
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Puts a space in front of every text it is given, as the tokenizers of Llama 2 and Mistral do."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz\n", "\u2581", "\u2581a", "\u2581b"]
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    backend = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("\u2581", "b")], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_pieces_get_no_space_in_front():
+    text = TextCodec(sentencepiece_like())
+    assert len(text.separator) == 2
+    assert text.plain("ab") + text.plain("a b") == text.plain("aba b")
+    assert text.plain("ab")[0] == text.tokenizer.convert_tokens_to_ids("a")
+
+
+def test_truncation_and_padding_set_on_the_tokenizer_change_nothing():
+    tokenizer = character_tokenizer()
+    expected = TextCodec(tokenizer).plain("a long text"), tokenizer_hash(tokenizer)
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=40)
+    assert (TextCodec(tokenizer).plain("a long text"), tokenizer_hash(tokenizer)) == expected
+
+
+def test_a_tokenizer_of_another_kind_is_refused():
+    with pytest.raises(ModelLoadError, match="tokenizers library"):
+        TextCodec(object())
+
+
+def test_history_that_a_template_cannot_hold_is_an_error_of_ours():
+    history = [{"role": "assistant", "content": "I begin."}]
+    with pytest.raises(InputError, match="cannot hold these messages"):
+        codec(NO_SYSTEM).prompt("Why?", style=STYLE, history=history)
+
+
+def test_a_question_with_half_a_character_is_refused():
+    with pytest.raises(InputError, match=r"half character \(U\+D835 at 2\)"):
+        codec().prompt("a \ud835")

@@ -27,7 +27,7 @@ def test_adding_builds_a_packet_for_every_chunk(store):
 
 def test_adding_again_builds_nothing(store, monkeypatch):
     before = blob_bytes(store)
-    monkeypatch.setattr(PacketModel, "encode_each", None)
+    monkeypatch.setattr(PacketModel, "_encode_batch", None)
     report = store.add(handbook())
     assert (report.unchanged, report.added, report.packets_built) == (len(HANDBOOK), 0, 0)
     assert blob_bytes(store) == before
@@ -201,8 +201,90 @@ def test_every_anchor_kind_makes_a_store(open_store):
         assert store.packets([store.search("lamp")[0].chunk]).built == 0
 
 
+def test_a_paragraph_moved_to_another_document_keeps_its_packet(store):
+    shared = HANDBOOK["price"]
+    store.add([Document("Something else entirely now.", id="price"), Document(shared, id="moved")])
+    hits = [hit.chunk for hit in store.search("crowns", k=20) if hit.chunk.document == "moved"]
+    assert hits
+    assert store.info().packets == store.info().chunks
+    assert store.verify().without_packet == 0
+
+
+def test_two_documents_of_one_id_in_one_call_are_refused(store):
+    with pytest.raises(InputError, match="Two documents have the id 'same'"):
+        store.add([Document("one", id="same"), Document("two", id="same")])
+
+
+def test_a_failed_first_add_fixes_no_settings(open_store, tmp_path):
+    with pytest.raises(InputError, match="at least 8, got 4"):
+        open_store(chunk_tokens=4)
+    too_long = open_store(chunk_tokens=9000)
+    with pytest.raises(InputError, match="do not fit the 8192 positions"):
+        too_long.add(handbook())
+
+    class Failing(HashEmbedder):
+        name = "failing"
+
+        def embed(self, texts):
+            if len(texts) > 1:
+                raise RuntimeError("no")
+            return super().embed(texts)
+
+    with pytest.raises(RuntimeError):
+        open_store(embedder=Failing()).add(handbook())
+    assert open_store(chunk_tokens=61).add(handbook()).added == len(HANDBOOK)
+
+
+def test_another_model_given_by_name_is_refused_when_it_is_loaded(open_store, store, tmp_path):
+    other = tiny_model("qwen2")
+    other._hf.save_pretrained(tmp_path / "other")
+    other.text.tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(MismatchError, match="the model given is other"):
+        open_store(model=str(tmp_path / "other")).add(handbook())
+
+
+def test_a_question_racing_with_a_removal_leaves_no_packet_behind(store):
+    chunks = [hit.chunk for hit in store.search("crowns", k=1)]
+    store.remove(chunks[0].document)
+    assert store.packets(chunks).built == 1
+    assert store.info().packets == store.info().chunks
+    assert len(blob_bytes(store)) == store.info().packets
+
+
+def test_the_folder_stays_where_it_is_when_the_process_moves(open_store, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = DocumentStore.open("kb", model=store.model, embedder=HashEmbedder())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert relative.packets([hit.chunk for hit in relative.search("lamp", k=4)]).built == 0
+    relative.close()
+
+
+@pytest.mark.parametrize("name", ["what?", "a#b", "100%", "späße und mehr"])
+def test_any_folder_name_works(open_store, name):
+    if sys.platform == "win32" and "?" in name:
+        pytest.skip("no such names on Windows")
+    store = open_store(name)
+    store.add(handbook())
+    assert (store.folder / "store.db").exists()
+    assert store.verify().clean
+
+
+def test_many_new_stores_may_be_opened_at_once(open_store):
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda n: open_store(f"kb{n}").info().documents == 0, range(16)))
+
+
+def test_flipped_tokens_in_a_row_are_found(store):
+    with store._database.writing() as connection:
+        connection.exec_driver_sql("update chunks set token_ids = zeroblob(length(token_ids)) where ordinal = 0")
+    report = store.verify()
+    assert not report.clean
+    assert "tokens of chunk" in report.database[0]
+
+
 def test_an_unknown_anchor_is_named(open_store):
-    with pytest.raises(InputError, match="passage, opening, none; got 'sea'"):
+    with pytest.raises(InputError, match="passages, opening, none; got 'sea'"):
         open_store(anchor="sea")
 
 

@@ -44,10 +44,12 @@ def test_the_penalty_follows_transformers():
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
     seen = torch.tensor([[1, 3, 3]])
-    theirs = RepetitionPenaltyLogitsProcessor(1.7)(seen, LOGITS[None].clone())[0]
-    config = GenerationConfig(repetition_penalty=1.7)
-    assert choose(LOGITS, config, seen=torch.tensor([1, 3])) == int(theirs.argmax())
-    assert LOGITS[1] == 2.0  # the caller's logits are not changed
+    for logits in (LOGITS, LOGITS - 3, -LOGITS):
+        theirs = RepetitionPenaltyLogitsProcessor(1.7)(seen, logits[None].clone())[0]
+        config = GenerationConfig(repetition_penalty=1.7)
+        before = logits.clone()
+        assert choose(logits, config, seen=torch.tensor([1, 3])) == int(theirs.argmax())
+        assert torch.equal(logits, before)  # the caller's logits are not changed
 
 
 def test_a_seed_makes_sampling_repeatable(llama):

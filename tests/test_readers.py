@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kvpacket_rag.chunking import Document
 from kvpacket_rag.errors import DocumentError, MissingDependencyError
 from kvpacket_rag.readers import find_files, read_file
 
@@ -97,7 +98,9 @@ def test_json_lines_hold_a_document_each(tmp_path):
         ("b.txt", b" \n ", "empty"),
         ("c.txt", b"\x00\x01\x02" * 50, "binary"),
         ("d.txt", "grün".encode("latin-1"), "not UTF-8 .*0xfc"),
-        ("e.md", "\u200b\n".encode("latin-1", "ignore") or b"\n", "empty"),
+        ("e.json", b"[" * 100_000, "not JSON"),
+        ("e.jsonl", b'{"id": 1, "text": "x"}\n{"id": 1, "text": "y"}', "several documents with the id"),
+        ("f.json", b'{"text": "half \\ud835"}', "half character"),
         ("f.html", b"<html><body><script>x</script></body></html>", "no text"),
         ("g.pdf", b"this is no pdf", "damaged"),
         ("h.docx", b"this is no docx", "damaged"),
@@ -142,6 +145,44 @@ def test_a_missing_reader_says_what_to_install(tmp_path, monkeypatch):
 
 
 # -- through the store --------------------------------------------------------------------------------------------
+
+
+def test_comments_and_declarations_are_not_on_the_page(tmp_path):
+    (document,) = read(
+        write(tmp_path, "c.html", "<!DOCTYPE html><!-- secret --><p>shown</p><pre><code>a\n  b</code></pre>")
+    )
+    assert document.text == "shown\n\na\nb"
+
+
+def test_nested_tables_are_read_once(tmp_path):
+    page = "<table><tr><td>outer<table><tr><td>in1</td><td>in2</td></tr></table></td></tr></table>"
+    (document,) = read(write(tmp_path, "t.html", page))
+    assert document.text.count("in1") == 1
+
+
+def test_json_lines_without_ids_and_with_odd_line_ends(tmp_path):
+    rows = '{"id": null, "text": "one"}\n{"id": "", "text": "two\u2028three"}\r\n{"text": "four"}'
+    documents = read(write(tmp_path, "r.jsonl", rows))
+    assert [d.id for d in documents] == ["r.jsonl#1", "r.jsonl#2", "r.jsonl#3"]
+    assert documents[1].text == "two\u2028three"
+
+
+def test_a_missing_reader_spoils_only_its_own_file(open_store, tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    make_pdf(tmp_path / "book" / "a.pdf", "x")
+    write(tmp_path, "book/b.txt", "text")
+    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
+    report = open_store().add_paths([tmp_path / "book"])
+    assert report.added == 1
+    assert "pip install" in report.failed[0][1]
+
+
+def test_documents_added_otherwise_are_not_taken_for_parts_of_a_file(open_store, tmp_path):
+    store = open_store()
+    path = write(tmp_path, "a.txt", "whole")
+    store.add([Document("page one", id="a.txt page 1", source=str(path.resolve()))])
+    store.add_paths([path])
+    assert {d.id for d in store.documents()} == {"a.txt", "a.txt page 1"}
 
 
 def test_unreadable_files_in_a_folder_are_reported_and_the_others_added(open_store, tmp_path):

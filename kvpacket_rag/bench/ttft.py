@@ -6,6 +6,7 @@ digest checked); and the limit, the question alone over a context that is alread
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import statistics
@@ -81,12 +82,6 @@ class TTFTReport:
     """Lengths beyond the model's window."""
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @dataclass(frozen=True, eq=False)
 class _Bench:
     """Packets of random text in a store of their own, and a question."""
@@ -126,14 +121,13 @@ class _Bench:
         return assemble(self.model, self.prefix, [p for p in packets if p is not None], room=room)
 
 
-def _prepare(model: PacketModel, count: int, folder: Path) -> _Bench:
-    recipe = PacketRecipe.of(model, Anchor.PASSAGE, storage_dtype(None, model))
+def _prepare(model: PacketModel, count: int, database: Database) -> _Bench:
+    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_dtype(None, model))
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(0, model.vocabulary_size, (count, 2 * CHUNK_TOKENS), generator=generator).tolist()
     ordinary = [[token for token in row if token not in model.text.special_ids] for row in words]
     chunks = [tuple(row[:CHUNK_TOKENS]) for row in ordinary]
-    database = Database(folder / "store.db")
-    store = PacketStore(database, folder / "packets")
+    store = PacketStore(database, database.path.parent / "packets")
     packets = model.encode(chunks, anchor=recipe.anchor_ids, storage=recipe.storage)
     blobs = [store.write_blob(packet, recipe.fingerprint) for packet in packets]
     with database.writing() as connection:
@@ -165,8 +159,11 @@ def measure(
             f"{loaded.name} has {loaded.max_positions} positions; none of the lengths {list(lengths)} fits."
         )
     rows = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        bench = _prepare(loaded, max(wanted) // CHUNK_TOKENS, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        contextlib.closing(Database(Path(folder) / "store.db")) as database,
+    ):
+        bench = _prepare(loaded, max(wanted) // CHUNK_TOKENS, database)
         for number, length in enumerate(wanted):
             rows.append(_row(bench, length // CHUNK_TOKENS, repeats, number, len(wanted), progress))
     return TTFTReport(
@@ -198,10 +195,10 @@ def _row(
     names = list(ways)
     for turn in range(repeats):
         for name in names[turn % 4 :] + names[: turn % 4]:  # no way always follows the same other
-            synchronize(bench.model.device)
+            bench.model.synchronize()
             start = time.perf_counter()
             ways[name]()
-            synchronize(bench.model.device)
+            bench.model.synchronize()
             seconds[name].append(time.perf_counter() - start)
         if progress is not None:
             progress(number * repeats + turn + 1, of * repeats)

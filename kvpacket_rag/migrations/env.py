@@ -1,4 +1,4 @@
-"""Entry point of Alembic: runs the recorded changes on the connection that `database.open_database` hands over."""
+"""Entry point of Alembic: runs the recorded changes on the connection that `database.Database` hands over."""
 
 from alembic import context
 

@@ -7,14 +7,16 @@ are tokenised apart: template pieces with special tokens, user text without.
 
 from __future__ import annotations
 
+import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvpacket_rag.errors import InputError
+from tokenizers import Tokenizer
+
+from kvpacket_rag.errors import InputError, ModelLoadError, check_text
 
 __all__ = ["SEPARATOR", "Prompt", "PromptStyle", "TextCodec"]
 
@@ -37,10 +39,10 @@ PLAIN_TEMPLATE = """{% for message in messages %}{% if message['role'] == 'syste
 class PromptStyle:
     """The words around documents and question. Change them by making another `PromptStyle`."""
 
-    system: str = "You answer questions from the documents you are given. Answer briefly and use only what they say."
-    opening: str = "Documents:\n\n"
+    system: str = "You answer questions from the documents you are given."
+    opening: str = ""
     """Opens the user turn, before the first document."""
-    closing: str = "Answer this question from the documents, in one short sentence.\nQuestion: "
+    closing: str = "Using the text above, answer the question.\nQuestion: "
     """Between the last document and the question."""
 
 
@@ -54,18 +56,53 @@ class Prompt:
     """Everything after the last: closing words, question, and the opening of the answer."""
 
 
+def _piecewise(backend: Tokenizer) -> Tokenizer:
+    """Copy a tokenizer for pieces of text that are put together afterwards.
+
+    The copy adds no opening token and no space in front (as sentencepiece does at the start of a text), and neither
+    cuts nor pads.
+    """
+
+    def without_front_space(part: Any) -> Any:
+        if isinstance(part, list):
+            return [without_front_space(item) for item in part if not _is_prepend(item)]
+        if not isinstance(part, dict):
+            return part
+        values = {key: without_front_space(value) for key, value in part.items()}
+        return {**values, "prepend_scheme": "never"} if values.get("type") == "Metaspace" else values
+
+    parts = json.loads(backend.to_str())
+    for name in ("normalizer", "pre_tokenizer"):
+        parts[name] = None if _is_prepend(parts[name]) else without_front_space(parts[name])
+    parts["post_processor"] = parts["truncation"] = parts["padding"] = None
+    return Tokenizer.from_str(json.dumps(parts))
+
+
+def _is_prepend(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "Prepend"
+
+
 class TextCodec:
     """Token ids of one tokenizer; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
+        """Take a tokenizer of the tokenizers library. Raises `ModelLoadError` for one of another kind."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelLoadError(
+                f"{type(tokenizer).__name__} has no tokenizer.json to work with; packets need a tokenizer of the "
+                'tokenizers library (a "fast" one). Convert it, or choose another model.'
+            )
         self.tokenizer = tokenizer
-        # Whether special tokens are recognised is a switch on the one shared tokenizer.
-        self._lock = threading.Lock()
+        # Copies of our own: switches on the shared one (special tokens, truncation) belong to whoever uses it.
+        self.counter = _piecewise(backend)
+        self.counter.encode_special_tokens = True
+        self._template = _piecewise(backend)
+        opening = backend.encode("a", add_special_tokens=True).ids[0]
+        self._opens_sequences = opening == tokenizer.bos_token_id
         self.special_ids = frozenset(tokenizer.all_special_ids)
-        self._added = {
-            token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.content.strip()
-        }
-        contents = sorted((re.escape(content) for content in self._added), key=len, reverse=True)
+        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
+        contents = sorted(map(re.escape, added), key=len, reverse=True)
         self._markers = re.compile("|".join(contents)) if contents else None
 
     @cached_property
@@ -73,42 +110,27 @@ class TextCodec:
         """Token ids of `SEPARATOR`."""
         return self.plain(SEPARATOR)
 
-    def _ids(self, text: str, *, special: bool) -> tuple[int, ...]:
-        if not text:
-            return ()
-        with self._lock:
-            return tuple(
-                self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)[
-                    "input_ids"
-                ]
-            )
-
     def plain(self, text: str) -> tuple[int, ...]:
         """Tokenise user text; special tokens and chat markers written in it become ordinary characters.
 
         Markers are cut inside, so that no tokenizer setting can join them again.
         """
-        if self._markers is None or not self._markers.search(text):
-            return self._ids(text, special=False)
-        ids: list[int] = []
+        pieces = []
         start = 0
-        while (match := self._markers.search(text, start)) is not None:
+        while self._markers is not None and (match := self._markers.search(text, start)) is not None:
             cut = match.start() + 1
-            ids += self._ids(text[start:cut], special=False)
+            pieces.append(text[start:cut])
             start = cut
-        ids += self._ids(text[start:], special=False)
-        return tuple(ids)
+        pieces.append(text[start:])
+        return tuple(i for piece in pieces if piece for i in self.counter.encode(piece, add_special_tokens=False).ids)
 
     def template(self, text: str) -> tuple[int, ...]:
         """Tokenise a piece of the chat template; special tokens are recognised, none is added."""
-        return self._ids(text, special=True)
+        return tuple(self._template.encode(text, add_special_tokens=False).ids) if text else ()
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
-        with self._lock:
-            return str(
-                self.tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-            )
+        return str(self._template.decode(list(ids), skip_special_tokens=skip_special))
 
     @property
     def has_template(self) -> bool:
@@ -132,15 +154,15 @@ class TextCodec:
         wanted = [m["content"] for m in messages]
         if all(content in rendered for content in wanted):
             return rendered
-        if messages[0]["role"] != "system" or len(messages) < 2:
-            raise InputError(
-                "The model's chat template cannot hold these messages: give user and assistant turns in alternation."
-            )
-        first = {"role": "user", "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
-        return self._render([first, *messages[2:]])
+        if [message["role"] for message in messages[:2]] == ["system", "user"]:
+            first = {"role": "user", "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
+            return self._render_any([first, *messages[2:]])
+        raise InputError(
+            "The model's chat template cannot hold these messages. Give user and assistant turns in alternation, the user's first."
+        )
 
     def _pieces(self, rendered: str, texts: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
-        """Token ids of a rendered template, cut where a text is None-marked as the context."""
+        """Token ids of a rendered template, in two: up to the context, and behind it."""
         halves: list[list[int]] = [[]]
         for index, piece in enumerate(_MARKED.split(rendered)):
             if index % 2 == 0:
@@ -158,11 +180,9 @@ class TextCodec:
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return prefix
-        with self._lock:
-            opens = list(self.tokenizer("a")["input_ids"])[:1] == [bos]
         while len(prefix) > 1 and prefix[0] == prefix[1] == bos:
             prefix = prefix[1:]
-        if opens and prefix[:1] != (bos,):
+        if self._opens_sequences and prefix[:1] != (bos,):
             prefix = (bos, *prefix)
         return prefix
 
@@ -178,6 +198,7 @@ class TextCodec:
         style = style or PromptStyle()
         if not question.strip():
             raise InputError("The question is empty; give a text of at least one character.")
+        check_text(question, "The question")
         texts: list[tuple[str, ...]] = []
         messages: list[dict[str, str]] = []
 

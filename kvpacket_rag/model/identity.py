@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ _VOLATILE = {
     "use_cache",
     "architectures",
     "_attn_implementation_autoset",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
 }
 SAMPLE = 64
 """Numbers read from each weight tensor."""
@@ -29,8 +33,11 @@ def _short(data: bytes) -> str:
 
 
 def config_hash(config: Any) -> str:
-    """Hash of a configuration without what does not change the states (paths, library version)."""
-    values = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE}
+    """Hash of a configuration without what does not change the states (paths, library version, token ids).
+
+    Only what differs from the defaults counts, so that a release of transformers may add fields.
+    """
+    values = {key: value for key, value in config.to_diff_dict().items() if key not in _VOLATILE}
     return _short(canonical([type(config).__name__, _plain(values)]))
 
 
@@ -56,10 +63,10 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """Hash of everything that decides which ids a text gets."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        return _short(backend.to_str().encode())
-    return _short(canonical(sorted(tokenizer.get_vocab().items())))
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Whoever tokenises last may have set these; no text of ours is cut or padded.
+    parts["truncation"] = parts["padding"] = None
+    return _short(canonical(parts))
 
 
 def rope_hash(layout: StateLayout) -> str:

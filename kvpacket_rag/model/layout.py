@@ -88,7 +88,7 @@ def _frequencies(model: torch.nn.Module) -> list[Tensor]:
     found: list[Tensor] = []
     for name, value in tensors():
         if name.endswith("inv_freq") and "original" not in name and value.ndim == 1:
-            frequencies = value.detach().double().cpu()
+            frequencies = value.detach().cpu().double()
             if not any(torch.equal(frequencies, other) for other in found):
                 found.append(frequencies)
     return found
@@ -145,7 +145,7 @@ def _layer_rule(
 
 class _LayerStates:
     def __init__(self, layer: Any) -> None:
-        self.keys, self.values = (t[0].detach().double().cpu() for t in (layer.keys, layer.values))
+        self.keys, self.values = (t[0].detach().cpu().double() for t in (layer.keys, layer.values))
 
 
 def prove_layout(

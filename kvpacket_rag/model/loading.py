@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvpacket_rag.catalogue import CATALOGUE, fetch
@@ -45,7 +46,7 @@ def native_dtype(device: torch.device) -> torch.dtype:
 
 def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | str | None) -> Loaded:
     """Load a causal language model; see `PacketModel.from_pretrained`."""
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = _device(device)
     precision = _dtype(dtype) or native_dtype(target)
     if name.lower() in CATALOGUE:
         entry = CATALOGUE[name.lower()]
@@ -64,6 +65,17 @@ def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | s
     return _load_folder(name, shown, again, target, precision)
 
 
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelLoadError(
+            f"The device {str(device)!r} cannot be used: {_first_line(error)} Give cpu, cuda or cuda:N."
+        ) from error
+    return target
+
+
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
@@ -79,12 +91,16 @@ def _load_folder(folder: str, name: str, source: str, device: torch.device, dtyp
             config = AutoConfig.from_pretrained(folder)
             refuse_by_config(config)
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(
             f"No model could be loaded from {source!r}: {_first_line(error)} Give a name from `kvpacket models`, a Hugging Face id, "
             "a folder with config.json, weights and tokenizer, or a GGUF file."
         ) from error
+    if missing := sorted(loading["missing_keys"]):
+        raise ModelLoadError(
+            f"{source!r} lacks {len(missing)} weights ({', '.join(missing[:3])}, …); they would be random. Get the whole checkpoint."
+        )
     return Loaded(model.to(device), tokenizer, name, source)
 
 

@@ -6,6 +6,7 @@ Together with its neighbours in this folder, the only code that knows how Huggin
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -63,6 +64,7 @@ class PacketModel:
         """What `from_pretrained` needs to load it again."""
         self.text = TextCodec(tokenizer)
         self._fixed: OrderedDict[tuple[int, ...], tuple[GroupStates, ...]] = OrderedDict()
+        self._fixed_lock = threading.Lock()
         self.hidden_size = int(self._forward.embed(torch.zeros(1, dtype=torch.long)).shape[-1])
         self.vocabulary_size = int(hf_model.config.get_text_config().vocab_size)
         self.max_positions = position_limit(hf_model.config)
@@ -151,6 +153,11 @@ class PacketModel:
 
     # -- forward passes -------------------------------------------------------------------------------------
 
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it, so that a clock tells the truth."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def allocate(self, slots: int, rows: int = 1) -> ContextCache:
         """Make an empty cache for `rows` contexts of up to `slots` tokens."""
         return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device)
@@ -190,11 +197,13 @@ class PacketModel:
     def fixed_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
         """Give the states of a token sequence that opens many contexts (an anchor or prefix); computed once, then kept."""
         key = tuple(ids)
-        if (states := self._fixed.get(key)) is None:
-            cache = self.allocate(len(key))
-            self.forward(cache, key)
-            states = cache.read(0, 0, len(key), self.dtype)
-            self._fixed[key] = states
+        with self._fixed_lock:
+            if (states := self._fixed.get(key)) is None:
+                cache = self.allocate(len(key))
+                self.forward(cache, key)
+                states = cache.read(0, 0, len(key), self.dtype)
+                self._fixed[key] = states
+            self._fixed.move_to_end(key)
             while len(self._fixed) > FIXED_STATES_KEPT:
                 self._fixed.popitem(last=False)
         return states

@@ -1,0 +1,52 @@
+"""What the documentation shows works, and everything public is shown."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+
+import kvpacket_rag
+from kvpacket_rag.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = README + "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[str(n) for n in range(len(BLOCKS))])
+def test_every_program_in_the_readme_runs(block, tmp_path, monkeypatch, capsys):
+    corpus = tmp_path / "examples" / "corpus"
+    corpus.mkdir(parents=True)
+    for name in ("battery-and-charging.md", "company-history.md"):
+        shutil.copy(ROOT / "examples" / "corpus" / name, corpus / name)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {})
+    assert "battery-and-charging.md" in capsys.readouterr().out
+
+
+def test_every_command_is_in_the_readme():
+    commands = typer.main.get_command(app).commands
+    assert set(commands) >= {"add", "ask", "ls", "rm", "info", "verify", "gc", "models", "bench"}
+    for name in commands:
+        assert f"kvpacket {name}" in README
+
+
+def test_every_file_is_in_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for path in (ROOT / "kvpacket_rag").rglob("*.py"):
+        if path.name not in ("__init__.py", "__main__.py") and "migrations" not in path.parts:
+            assert f"`{path.relative_to(ROOT / 'kvpacket_rag').as_posix()}`" in page or f"`{path.name}`" in page, path
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_version_is_in_one_place():
+    assert kvpacket_rag.__version__ not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
