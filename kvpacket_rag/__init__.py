@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvpacket_rag.adapter import Adapter as Adapter
     from kvpacket_rag.anchor import Anchor as Anchor
+    from kvpacket_rag.answer import Answer as Answer
     from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from kvpacket_rag.model import PromptStyle as PromptStyle
     from kvpacket_rag.packet import Packet as Packet
     from kvpacket_rag.rag import RAG as RAG
-    from kvpacket_rag.rag import Answer as Answer
     from kvpacket_rag.retrieval import Hit as Hit
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Adapter": "adapter",
     "Anchor": "anchor",
-    "Answer": "rag",
+    "Answer": "answer",
     "BuildProgress": "building",
     "Chunk": "chunking",
     "Document": "chunking",

@@ -6,6 +6,7 @@ reads a context cannot tell which one made it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,10 +50,10 @@ class Need:
         return self.prefix + self.tail + self.answer
 
 
-def fit(lengths: Sequence[int], need: Need, limit: int) -> list[int]:
-    """Choose which packets, given in order of rank, fit into `limit` positions; the lowest ranked are left out first.
+def fit(lengths: Sequence[int], need: Need, limit: int) -> int:
+    """Say how many packets, given by length in order of rank, fit into `limit` positions; the lowest ranked are left out.
 
-    Returns the indices kept, in order. Raises `BudgetError` with the numbers when not even the question fits.
+    Raises `BudgetError` with the numbers when not even the question fits.
     """
     room = limit - need.total
     if room < 0:
@@ -60,13 +61,8 @@ def fit(lengths: Sequence[int], need: Need, limit: int) -> list[int]:
             f"The question does not fit: prefix {need.prefix} + question {need.tail} + answer {need.answer} = {need.total} tokens, "
             f"the model has {limit} positions. Shorten the question or lower max_new_tokens."
         )
-    kept: list[int] = []
-    for index, length in enumerate(lengths):
-        if length > room:
-            break
-        room -= length
-        kept.append(index)
-    return kept
+    totals = itertools.accumulate(lengths)
+    return sum(1 for total in totals if total <= room)
 
 
 def _slot_ids(packet: Packet) -> list[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from kvpacket_rag.answer import Answer, AnswerStream, Timings, Usage
 from kvpacket_rag.assembly import Context, Method, Need, ask, assemble, fit, prefill
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, NotFoundError
@@ -17,52 +18,7 @@ from kvpacket_rag.model import ContextCache, Prompt, PromptStyle
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.retrieval import Filter, Hit
 
-__all__ = ["RAG", "Answer", "AnswerStream", "Timings", "Usage"]
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Where the tokens of the prompt came from. Nothing is silently slower: what was built or dropped is here."""
-
-    packet_tokens: int = 0
-    """Context tokens taken from packets."""
-    prefix_tokens: int = 0
-    """Tokens of the prompt before the documents whose states were kept from before."""
-    computed_tokens: int = 0
-    """Tokens the model read for this question."""
-    answer_tokens: int = 0
-    """Tokens generated."""
-    packets_built: int = 0
-    """Packets that were not stored and had to be built for this question."""
-    dropped: tuple[str, ...] = ()
-    """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds, by step."""
-
-    search: float = 0.0
-    load: float = 0.0
-    """Packets from memory or disk, built if need be."""
-    assemble: float = 0.0
-    question: float = 0.0
-    """Reading the question (method "full": the whole prompt)."""
-    first_token: float = 0.0
-    """From the question's arrival to the first token, search included."""
-    total: float = 0.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer with its sources and its cost."""
-
-    text: str
-    sources: tuple[Hit, ...]
-    """The chunks in the context, in the order they stand there."""
-    usage: Usage
-    timings: Timings
-    method: Method = "packet"
+__all__ = ["RAG"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +27,9 @@ class _Prepared:
 
     prompt: Prompt
     hits: list[Hit]
+    """Best first."""
+    placed: list[Hit]
+    """In the order they stand in the context, as the packets."""
     packets: tuple[Packet, ...]
     usage: Usage
     timings: Timings
@@ -91,34 +50,6 @@ class _Answering:
     logits: Tensor
 
 
-class AnswerStream:
-    """Yields the text of an answer as it is generated; `answer` holds the whole once it ended.
-
-    Closing it (or leaving a `with` block) stops the work.
-    """
-
-    def __init__(self, pieces: Generator[str, None, None], done: Callable[[], Answer]) -> None:
-        self._pieces, self._done = pieces, done
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop generating."""
-        self._pieces.close()
-
-    @property
-    def answer(self) -> Answer:
-        """The answer so far; complete once the stream has ended."""
-        return self._done()
-
-
 @dataclass(frozen=True, eq=False)
 class RAG:
     """Answers questions from a document store."""
@@ -126,6 +57,8 @@ class RAG:
     store: DocumentStore
     k: int = 4
     """Chunks in the context."""
+    best_last: bool = True
+    """Place the best-ranked chunk last, next to the question, where small models read best; else first."""
     style: PromptStyle = field(default_factory=PromptStyle)
     config: GenerationConfig = field(default_factory=GenerationConfig)
 
@@ -204,7 +137,7 @@ class RAG:
         text = self.store.model.text
         blocks = [
             f"[packet {hit.chunk.id} · {hit.chunk.document} · {packet.length} tokens]\n{text.decode(packet.token_ids, skip_special=False)}"
-            for hit, packet in zip(prepared.hits, prepared.packets, strict=True)
+            for hit, packet in zip(prepared.placed, prepared.packets, strict=True)
         ]
         prefix, tail = (text.decode(ids, skip_special=False) for ids in (prepared.prompt.prefix, prepared.prompt.tail))
         return "\n".join(
@@ -244,12 +177,13 @@ class RAG:
         )
         need = Need(len(prompt.prefix), len(prompt.tail) + soft, config.max_new_tokens)
         kept = fit([len(hit.chunk.token_ids) + around for hit in hits], need, model.max_positions)
-        dropped = tuple(hit.chunk.id for number, hit in enumerate(hits) if number not in kept)
-        hits = [hits[number] for number in kept]
-        loaded = self.store.packets([hit.chunk for hit in hits]) if method == "packet" else None
+        dropped = tuple(hit.chunk.id for hit in hits[kept:])
+        hits = hits[:kept]
+        placed = hits[::-1] if self.best_last else hits
+        loaded = self.store.packets([hit.chunk for hit in placed]) if method == "packet" else None
         timings = Timings(search=searched - started, load=time.perf_counter() - searched)
         usage = Usage(packets_built=loaded.built if loaded else 0, dropped=dropped)
-        return _Prepared(prompt, hits, loaded.packets if loaded else (), usage, timings, started)
+        return _Prepared(prompt, hits, placed, loaded.packets if loaded else (), usage, timings, started)
 
     def _context(
         self, prepared: _Prepared, method: Method, config: GenerationConfig, cache: ContextCache | None = None
@@ -258,7 +192,7 @@ class RAG:
         model, prompt, began = self.store.model, prepared.prompt, time.perf_counter()
         room = len(prompt.tail) + len(model.adapter.bridge) + config.max_new_tokens
         if method == "full":
-            texts = [hit.chunk.token_ids for hit in prepared.hits]
+            texts = [hit.chunk.token_ids for hit in prepared.placed]
             context, logits = prefill(model, prompt.prefix, texts, prompt.tail, room=config.max_new_tokens, cache=cache)
             assembled = began
         else:

@@ -12,8 +12,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from kvpacket_rag.answer import Answer
     from kvpacket_rag.inspection import VerifyReport
-    from kvpacket_rag.rag import Answer
 
 __all__ = ["answer_json", "bar", "err", "out", "print_answer", "print_json", "print_verification"]
 

@@ -24,7 +24,7 @@ LAYERS = [
     ["chunking", "embedding", "anchor", "codec", "schema"],
     ["readers", "index", "database", "recipe", "assembly"],
     ["store", "retrieval", "generator", "configuration"],
-    ["building", "inspection"],
+    ["building", "inspection", "answer"],
     ["documents"],
     ["rag"],
     ["bench.ttft"],

@@ -98,6 +98,17 @@ def test_a_batch_gives_the_answers_of_its_questions(rag):
     assert rag.ask_batch([]) == []
 
 
+@pytest.mark.parametrize("best_last", [True, False])
+def test_the_best_chunk_stands_where_it_is_asked_to(store, best_last):
+    rag = RAG(store, k=3, config=SHORT, best_last=best_last)
+    ranked = [hit.chunk.id for hit in store.search(QUESTION, 3)]
+    shown = rag.show_prompt(QUESTION)
+    places = [shown.index(chunk) for chunk in ranked]
+    assert places == sorted(places, reverse=best_last)
+    assert [hit.chunk.id for hit in rag.ask(QUESTION).sources] == ranked
+    assert [hit.chunk.id for hit in rag.ask(QUESTION, method="full").sources] == ranked
+
+
 def test_history_stands_before_the_documents(rag):
     history = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."}]
     shown = rag.show_prompt(QUESTION, history=history)

@@ -6,7 +6,6 @@ They are fetched once from their packages and cached outside the repository.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,11 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketModel
+from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketModel, cli
 from kvpacket_rag.assembly import ask, assemble, prefill
-from kvpacket_rag.cli import app
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.generator import generate
 from kvpacket_rag.recipe import PacketRecipe
@@ -142,7 +139,7 @@ def test_markers_in_documents_do_not_end_the_turn(tmp_path, smollm):
 
 @pytest.mark.parametrize("name", ["no/such-model-anywhere", "all-minilm-l6-v2", "missing.gguf"])
 def test_a_model_that_is_not_there_is_named(name, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the variable is read at import
     with pytest.raises(ModelLoadError, match=name.replace(".", r"\.")):
         PacketModel.from_pretrained(name)
 
@@ -157,24 +154,30 @@ def test_a_folder_without_weights_is_named(tmp_path, smollm):
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvpacket_rag", *map(str, arguments)],
-        capture_output=True, text=True, encoding="utf-8", check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout if code == 0 else done.stderr + done.stdout
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command in this process; gives what it printed, and asserts how it ended."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["kvpacket", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capsys.readouterr()
+        assert (stop.value.code or 0) == code, shown.err
+        return shown.out if code == 0 else shown.err + shown.out
+
+    return call
 
 
-def test_the_command_from_adding_to_removing(tmp_path, notes):
+def test_the_command_from_adding_to_removing(tmp_path, notes, run):
     kb = tmp_path / "a kb"
     assert "3 added" in run("add", kb, notes)
     assert "3 unchanged; 0 packets" in run("add", kb, notes)
     answer = json.loads(run("ask", kb, CAKE, "--k", 2, "--json"))
     assert "plum cake" in answer["answer"]
     assert answer["usage"]["packet_tokens"] > 0
-    shown = run("ask", kb, CAKE)
+    shown = run("ask", kb, CAKE, "--k", 2)
     assert "plum cake" in shown
     assert "from packets" in shown
     assert "[packet " in run("ask", kb, CAKE, "--show-prompt")
@@ -188,6 +191,16 @@ def test_the_command_from_adding_to_removing(tmp_path, notes):
     assert "1 packets rebuilt" in run("verify", kb, "--repair")
     assert json.loads(run("verify", kb, "--json"))["clean"] is True
     assert "0 files removed" in run("gc", kb)
+
+
+def test_the_command_runs_in_a_process_of_its_own(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "kvpacket_rag", "ask", str(tmp_path / "none"), "x"],
+        capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: There is no store at")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
@@ -212,8 +225,7 @@ def test_an_interrupted_add_keeps_what_was_committed_and_goes_on(tmp_path):
         assert store.verify().clean
 
 
-def test_errors_are_one_line(tmp_path):
-    assert "There is no store at" in run("ask", tmp_path / "none", "x", code=1)
+def test_errors_are_one_line(tmp_path, run):
     (tmp_path / "empty.txt").write_bytes(b"")
     assert "empty.txt: the file is empty" in run("add", tmp_path / "kb", tmp_path / "empty.txt", code=1)
 
@@ -221,9 +233,8 @@ def test_errors_are_one_line(tmp_path):
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["models"], ["add", "--help"], ["bench", "ttft", "--help"]]
 )
-def test_help_needs_no_model(arguments):
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+def test_help_needs_no_model(run, arguments):
+    assert run(*arguments)
 
 
 def test_the_demo_runs(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,84 @@
+"""Answers: the text, where it came from, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+
+from kvpacket_rag.assembly import Method
+from kvpacket_rag.retrieval import Hit
+
+__all__ = ["Answer", "AnswerStream", "Timings", "Usage"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Where the tokens of the prompt came from. Nothing is silently slower: what was built or dropped is here."""
+
+    packet_tokens: int = 0
+    """Context tokens taken from packets."""
+    prefix_tokens: int = 0
+    """Tokens of the prompt before the documents whose states were kept from before."""
+    computed_tokens: int = 0
+    """Tokens the model read for this question."""
+    answer_tokens: int = 0
+    """Tokens generated."""
+    packets_built: int = 0
+    """Packets that were not stored and had to be built for this question."""
+    dropped: tuple[str, ...] = ()
+    """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds, by step."""
+
+    search: float = 0.0
+    load: float = 0.0
+    """Packets from memory or disk, built if need be."""
+    assemble: float = 0.0
+    question: float = 0.0
+    """Reading the question (method "full": the whole prompt)."""
+    first_token: float = 0.0
+    """From the question's arrival to the first token, search included."""
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with its sources and its cost."""
+
+    text: str
+    sources: tuple[Hit, ...]
+    """The chunks in the context, best first."""
+    usage: Usage
+    timings: Timings
+    method: Method = "packet"
+
+
+class AnswerStream:
+    """Yields the text of an answer as it is generated; `answer` holds the whole once it ended.
+
+    Closing it (or leaving a `with` block) stops the work.
+    """
+
+    def __init__(self, pieces: Generator[str, None, None], done: Callable[[], Answer]) -> None:
+        self._pieces, self._done = pieces, done
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop generating."""
+        self._pieces.close()
+
+    @property
+    def answer(self) -> Answer:
+        """The answer so far; complete once the stream has ended."""
+        return self._done()
