@@ -31,7 +31,7 @@ class Forward:
         self._turn = threading.Lock()
         parameters = inspect.signature(hf_model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._keeps_logits = "logits_to_keep" in parameters
         if "position_ids" not in parameters:
             raise UnsupportedModelError(
                 f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
@@ -57,9 +57,13 @@ class Forward:
     def __call__(self, cache: Any, positions: Tensor, *, head: bool = True, **inputs: Any) -> Any:
         """Run the model on `input_ids` or `inputs_embeds`; without its head where only states are wanted."""
         inputs[self._cache_argument] = cache
-        run, options = (self.hf, self._last_only) if head else (self._decoder, {})
+        if head and self._keeps_logits:
+            # The last token as an index, not as a count: a slice of the hidden states is not contiguous, and torch would
+            # copy the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
+            inputs["logits_to_keep"] = torch.tensor([positions.shape[-1] - 1], device=self.device)
+        run = self.hf if head else self._decoder
         with torch.no_grad(), self._turn:
-            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **options, **inputs)
+            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **inputs)
 
     def probe(self, ids: Tensor, positions: Tensor) -> Any:
         """Give the model's own dynamic cache of a few tokens.
