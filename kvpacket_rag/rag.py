@@ -86,7 +86,10 @@ class RAG:
         config = config or self.config
         prepared = self._prepare(question, k, method, filter, history, config)
         answering = self._context(prepared, method, config)
-        return self._stream(answering, generate(self.store.model, answering.context, answering.logits, config))
+        pieces = generate(
+            self.store.model, answering.context, answering.logits, _stopping(config, answering.prepared.prompt)
+        )
+        return self._stream(answering, pieces)
 
     def ask_batch(
         self,
@@ -111,6 +114,7 @@ class RAG:
             answering.append(self._context(row, "packet", config, cache.view(number, start)))
         pieces: list[list[Piece]] = [[] for _ in rows]
         logits = torch.cat([row.logits for row in answering])
+        config = _stopping(config, rows[0].prompt)
         for step in generate_rows(
             model, [row.context for row in answering], logits, config, cache=cache.filled(longest)
         ):
@@ -231,3 +235,8 @@ class RAG:
             return Answer("".join(parts).strip(), tuple(prepared.hits), usage, timings, answering.method)
 
         return AnswerStream(run(), answer)
+
+
+def _stopping(config: GenerationConfig, prompt: Prompt) -> GenerationConfig:
+    """The settings of a generation, with the texts at which an answer to this prompt ends."""
+    return replace(config, stop=(*config.stop, *prompt.stop)) if prompt.stop else config

@@ -14,7 +14,7 @@ from kvpacket_rag.generator import GenerationConfig
 from kvpacket_rag.model import PacketModel, PromptStyle
 from kvpacket_rag.rag import RAG
 
-from .conftest import HashEmbedder, blob_bytes, handbook, tiny_model
+from .conftest import HashEmbedder, blob_bytes, character_tokenizer, handbook, tiny_model
 
 QUESTION = "How long does the battery last?"
 SHORT = GenerationConfig(max_new_tokens=12)
@@ -198,6 +198,17 @@ def test_a_bridge_alone_uses_the_packets_that_are_there(open_store, store):
     )
     with open_store(model=tiny_model(adapter=bridge)) as same_folder:
         assert RAG(same_folder, k=2, config=SHORT).ask(QUESTION).usage.packets_built == 0
+
+
+def test_a_model_without_a_template_stops_at_an_empty_line(open_store, monkeypatch):
+    model = PacketModel(tiny_model()._hf, character_tokenizer(None), name="plain")
+    store = open_store("plain", model=model)
+    store.add(handbook())
+    rag = RAG(store, k=1)
+    assert model.text.prompt("Why?").stop == ("\n\n", "\nQuestion:")
+    written = iter(model.text.plain("Nine days.\n\n## Next"))
+    monkeypatch.setattr("kvpacket_rag.generator.choose", lambda *_, **__: next(written))
+    assert rag.ask(QUESTION).text == "Nine days."
 
 
 def test_sixteen_bit_packets_answer_from_a_model_in_32_bit(open_store):

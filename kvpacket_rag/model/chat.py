@@ -33,6 +33,8 @@ PLAIN_TEMPLATE = """{% for message in messages %}{% if message['role'] == 'syste
 
 {% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"""
 """For models that bring no chat template: the system text, then turns as plain lines, then "Answer:"."""
+PLAIN_STOP = ("\n\n", "\nQuestion:")
+"""Such models know no end of a turn and go on with text of their own: their answer ends at the first empty line."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Prompt:
     """Everything before the first packet."""
     tail: tuple[int, ...]
     """Everything after the last: closing words, question, and the opening of the answer."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer besides the model's own end tokens."""
 
 
 def _piecewise(backend: Tokenizer) -> Tokenizer:
@@ -221,4 +225,4 @@ class TextCodec:
             add(str(role), content)
         add("user", style.opening, style.closing + question)
         prefix, tail = self._pieces(self._render_any(messages), texts)
-        return Prompt(self._one_bos(prefix), tail)
+        return Prompt(self._one_bos(prefix), tail, () if self.has_template else PLAIN_STOP)
