@@ -17,10 +17,10 @@ from kvpacket_rag import RAG, Answer, BuildProgress, DocumentStore, GenerationCo
 CORPUS = Path(__file__).parent / "corpus"
 QUESTIONS = [
     "How long does the battery of the Halo 3 last on one charge?",
-    "What colour is the hull of the Halo 3?",
-    "Who founded Tidewater Instruments?",
-    "How far does the ShoreLink radio of the Halo 3 reach over open water?",
     "What is the greatest depth of Lake Vessen?",
+    "How tall is the weather mast of the Halo 3?",
+    "What is the extended warranty plan of the Halo 3 called?",
+    "How many requests a minute does the Harbourmaster API allow for each token?",
 ]
 
 

@@ -119,12 +119,13 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
         known = {row.digest: Fingerprint(**row.fields) for row in connection.execute(sa.select(fingerprints))}
         packed = sa.exists().where(packets.c.content == chunks.c.content)
         without = connection.execute(sa.select(sa.func.count()).select_from(chunks).where(~packed)).scalar() or 0
+    report = progress or (lambda *_: None)
+    report(0, len(rows))
     damaged = []
     for number, row in enumerate(rows, start=1):
         if (fault := _fault(store, row, known[row.fingerprint])) is not None and _still_there(database, row):
             damaged.append((row.key, fault))
-        if progress is not None:
-            progress(number, len(rows))
+        report(number, len(rows))
     found = store.stored_files()
     named = {row.file for row in rows}
     with database.reading() as connection:  # files of documents added meanwhile are no orphans
