@@ -47,7 +47,6 @@ def row(answer: Answer) -> list[str]:
         f"{reused:,}",
         f"{usage.computed_tokens:,}",
         f"{answer.timings.first_token:.2f} s",
-        answer.text,
     ]
 
 
@@ -69,11 +68,12 @@ def main(folder: str = "demo-kb", model: str = "smollm2-135m-instruct", question
         ratios = []
         for question in questions:
             packet, full = rag.ask(question), rag.ask(question, method="full")
-            table = Table("method", "tokens reused", "tokens computed", "first token after", "answer")
+            table = Table("method", "tokens reused", "tokens computed", "first token after")
             table.add_row(*row(packet))
             table.add_row(*row(full))
             console.rule(f"[bold]{question}")
-            console.print(f"[bold green]{packet.text}")
+            console.print(f"from packets:      [bold green]{packet.text}")
+            console.print(f"with full prefill: [green]{full.text}")
             for hit in packet.sources:
                 console.print(
                     f"  {hit.chunk.document} (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})", style="dim"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvpacket_rag.assembly import Method
 from kvpacket_rag.retrieval import Hit
@@ -42,6 +42,10 @@ class Timings:
     first_token: float = 0.0
     """From the question's arrival to the first token, search included."""
     total: float = 0.0
+
+    def seen(self, elapsed: float) -> Timings:
+        """Note that a piece of the answer came `elapsed` seconds after the question."""
+        return replace(self, first_token=self.first_token or elapsed, total=elapsed)
 
 
 @dataclass(frozen=True)

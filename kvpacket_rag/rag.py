@@ -99,7 +99,10 @@ class RAG:
         filter: Filter | None = None,
         config: GenerationConfig | None = None,
     ) -> list[Answer]:
-        """Answer several questions from packets, decoding them together. Timings of a row include the waiting for others."""
+        """Answer several questions from packets, read one after another and decoded together.
+
+        A question's time to its first token includes the reading of the others. Raises what `ask` raises.
+        """
         config = config or self.config
         model, bridge = self.store.model, self.store.model.adapter.bridge
         rows = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
@@ -113,20 +116,20 @@ class RAG:
             cache.clear(0, start, number)
             answering.append(self._context(row, "packet", config, cache.view(number, start)))
         pieces: list[list[Piece]] = [[] for _ in rows]
-        logits = torch.cat([row.logits for row in answering])
-        config = _stopping(config, rows[0].prompt)
-        for step in generate_rows(
-            model, [row.context for row in answering], logits, config, cache=cache.filled(longest)
-        ):
-            for own, new in zip(pieces, step, strict=True):
-                own += new
-        answers = []
-        for row_answering, own in zip(answering, pieces, strict=True):
-            stream = self._stream(row_answering, iter(own))
-            for _ in stream:
-                pass
-            answers.append(stream.answer)
-        return answers
+        timings = [row.prepared.timings for row in answering]
+        steps = generate_rows(
+            model,
+            [row.context for row in answering],
+            torch.cat([row.logits for row in answering]),
+            _stopping(config, rows[0].prompt),
+            cache=cache.filled(longest),
+        )
+        for step in steps:
+            for number, new in enumerate(step):
+                if new:
+                    pieces[number] += new
+                    timings[number] = timings[number].seen(time.perf_counter() - rows[number].started)
+        return [_answer(row, own, times) for row, own, times in zip(answering, pieces, timings, strict=True)]
 
     def show_prompt(
         self,
@@ -215,26 +218,26 @@ class RAG:
 
     def _stream(self, answering: _Answering, pieces: Iterator[Piece]) -> AnswerStream:
         """Wrap generated pieces; the answer so far can be asked for at any time."""
-        prepared, parts, tokens = answering.prepared, [""], 0
-        timings = prepared.timings
+        seen: list[Piece] = []
+        timings = answering.prepared.timings
 
         def run() -> Generator[str, None, None]:
-            nonlocal tokens, timings
+            nonlocal timings
             for piece in pieces:
-                elapsed = time.perf_counter() - prepared.started
-                if not timings.first_token:
-                    timings = replace(timings, first_token=elapsed)
-                timings = replace(timings, total=elapsed)
-                tokens += piece.token is not None
+                seen.append(piece)
+                timings = timings.seen(time.perf_counter() - answering.prepared.started)
                 if piece.text:
-                    parts.append(piece.text)
                     yield piece.text
 
-        def answer() -> Answer:
-            usage = replace(prepared.usage, answer_tokens=tokens)
-            return Answer("".join(parts).strip(), tuple(prepared.hits), usage, timings, answering.method)
+        return AnswerStream(run(), lambda: _answer(answering, seen, timings))
 
-        return AnswerStream(run(), answer)
+
+def _answer(answering: _Answering, pieces: Sequence[Piece], timings: Timings) -> Answer:
+    """The answer that the pieces so far make."""
+    prepared = answering.prepared
+    usage = replace(prepared.usage, answer_tokens=sum(piece.token is not None for piece in pieces))
+    text = "".join(piece.text for piece in pieces).strip()
+    return Answer(text, tuple(prepared.hits), usage, timings, answering.method)
 
 
 def _stopping(config: GenerationConfig, prompt: Prompt) -> GenerationConfig:

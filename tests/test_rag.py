@@ -95,6 +95,7 @@ def test_a_batch_gives_the_answers_of_its_questions(rag):
     answers = rag.ask_batch(questions)
     assert [answer.text for answer in answers] == [rag.ask(question).text for question in questions]
     assert [len(answer.sources) for answer in answers] == [3, 3, 3]
+    assert all(0 < answer.timings.first_token < answer.timings.total for answer in answers)
     assert rag.ask_batch([]) == []
 
 
