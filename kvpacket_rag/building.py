@@ -82,6 +82,22 @@ class _Tally:
         )
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """A document that is new or changed, and what it is cut into."""
+
+    document: Document
+    chunks: list[Chunk]
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """What was made for the chunks of several documents, by content."""
+
+    vectors: dict[str, Vectors]
+    blobs: dict[str, WrittenBlob]
+
+
 class Builder:
     """Builds documents into a store with one model, splitter and embedder."""
 
@@ -108,9 +124,9 @@ class Builder:
             report(tally.progress())
         return replace(tally.report, seconds=time.monotonic() - tally.started)
 
-    def _windows(self, documents: Iterable[Document], tally: _Tally) -> Iterator[list[tuple[Document, list[Chunk]]]]:
+    def _windows(self, documents: Iterable[Document], tally: _Tally) -> Iterator[list[_Planned]]:
         """Gather changed documents with their chunks until there is enough for full forward passes."""
-        window: list[tuple[Document, list[Chunk]]] = []
+        window: list[_Planned] = []
         seen: set[str] = set()
         for document in documents:
             if document.id in seen:
@@ -119,8 +135,8 @@ class Builder:
             if self._stored_content(document.id) == document.content:
                 tally.count(unchanged=1)
                 continue
-            window.append((document, self._splitter.split(document)))
-            if sum(len(chunks) for _, chunks in window) >= WINDOW_CHUNKS:
+            window.append(_Planned(document, self._splitter.split(document)))
+            if sum(len(plan.chunks) for plan in window) >= WINDOW_CHUNKS:
                 yield window
                 window = []
         yield window
@@ -129,25 +145,21 @@ class Builder:
         with self._database.reading() as connection:
             return connection.execute(sa.select(document_table.c.content).where(document_table.c.name == name)).scalar()
 
-    def _build_window(
-        self, window: list[tuple[Document, list[Chunk]]], tally: _Tally, report: Callable[[BuildProgress], None]
-    ) -> None:
-        chunks = list({chunk.content: chunk for _, chunks in window for chunk in chunks}.values())
+    def _build_window(self, planned: list[_Planned], tally: _Tally, report: Callable[[BuildProgress], None]) -> None:
+        chunks = list({chunk.content: chunk for plan in planned for chunk in plan.chunks}.values())
         missing = self._missing(chunks)
-        vectors = self._embed(chunks)
-        blobs: dict[str, WrittenBlob] = {}
+        window = _Window(self._embed(chunks), {})
         try:
             for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
-                blobs[blob.content] = blob
+                window.blobs[blob.content] = blob
                 tally.count(packets_built=1, tokens_built=blob.tokens)
                 report(tally.progress())
-            for document, own in window:
-                # Chunks that another document of the window needs keep their packets when this one drops them.
-                updated = self._commit(document, own, vectors, blobs, keep=set(vectors))
-                tally.count(updated=int(updated), added=int(not updated), chunks=len(own))
+            for plan in planned:
+                updated = self._commit(plan, window)
+                tally.count(updated=int(updated), added=int(not updated), chunks=len(plan.chunks))
                 report(tally.progress())
         finally:
-            self._store.discard([blob.file for blob in blobs.values()])
+            self._store.discard([blob.file for blob in window.blobs.values()])
 
     def _embed(self, chunks: Sequence[Chunk]) -> dict[str, Vectors]:
         """Unit vectors of chunks, by content."""
@@ -196,31 +208,18 @@ class Builder:
             self._store.discard([blob.file for blob in blobs])
         return packets
 
-    def _commit(
-        self,
-        document: Document,
-        chunks: list[Chunk],
-        vectors: dict[str, Vectors],
-        blobs: dict[str, WrittenBlob],
-        keep: set[str],
-    ) -> bool:
+    def _commit(self, plan: _Planned, window: _Window) -> bool:
         """Put one document in place of its old version, if any; returns whether there was one."""
         while True:
             try:
-                return self._replace(document, chunks, vectors, blobs, keep)
+                return self._replace(plan, window)
             except BlobsLostError as lost:
                 gone = {blob.content for blob in lost.blobs}
-                for blob, _ in self._write_packets([c for c in chunks if c.content in gone], self._recipe):
-                    blobs[blob.content] = blob
+                for blob, _ in self._write_packets([c for c in plan.chunks if c.content in gone], self._recipe):
+                    window.blobs[blob.content] = blob
 
-    def _replace(
-        self,
-        document: Document,
-        chunks: list[Chunk],
-        vectors: dict[str, Vectors],
-        blobs: dict[str, WrittenBlob],
-        keep: set[str],
-    ) -> bool:
+    def _replace(self, plan: _Planned, window: _Window) -> bool:
+        document, chunks = plan.document, plan.chunks
         with self._database.writing() as connection:
             old = connection.execute(
                 sa.select(document_table.c.id).where(document_table.c.name == document.id)
@@ -234,11 +233,13 @@ class Builder:
             ).inserted_primary_key  # fmt: skip
             if chunks and row is not None:
                 connection.execute(
-                    sa.insert(chunk_table), [_chunk_row(chunk, int(row[0]), vectors[chunk.content]) for chunk in chunks]
+                    sa.insert(chunk_table),
+                    [_chunk_row(chunk, int(row[0]), window.vectors[chunk.content]) for chunk in chunks],
                 )
             own = {chunk.content for chunk in chunks}
-            self._store.insert(connection, [blobs[c] for c in own if c in blobs], self._recipe.anchor)
-            removed = self._store.delete_unused(connection, stale - keep)
+            self._store.insert(connection, [window.blobs[c] for c in own if c in window.blobs], self._recipe.anchor)
+            # Chunks that another document of the window needs keep their packets when this one drops them.
+            removed = self._store.delete_unused(connection, stale - set(window.vectors))
             raise_generation(connection)
         self._store.unlink(removed)
         return old is not None

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvpacket_rag.catalogue import CATALOGUE, fetch
-from kvpacket_rag.errors import ModelLoadError
+from kvpacket_rag.errors import KVPacketError, ModelLoadError
 from kvpacket_rag.model.layout import refuse_by_config
 from kvpacket_rag.quiet import quiet_loading
 
@@ -70,9 +69,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
-        raise ModelLoadError(
-            f"The device {str(device)!r} cannot be used: {_first_line(error)} Give cpu, cuda or cuda:N."
-        ) from error
+        raise ModelLoadError(f"The device {str(device)!r} cannot be used here. Give cpu, cuda or cuda:N.") from error
     return target
 
 
@@ -92,7 +89,9 @@ def _load_folder(folder: str, name: str, source: str, device: torch.device, dtyp
             refuse_by_config(config)
             tokenizer = AutoTokenizer.from_pretrained(folder)
             model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except KVPacketError:
+        raise
+    except Exception as error:  # damaged files make the libraries below raise errors of many kinds
         raise ModelLoadError(
             f"No model could be loaded from {source!r}: {_first_line(error)} Give a name from `kvpacket models`, a Hugging Face id, "
             "a folder with config.json, weights and tokenizer, or a GGUF file."
@@ -127,7 +126,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         raise ModelLoadError(
             f"Reading {gguf.name} needs the packages gguf and accelerate: pip install gguf accelerate."
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # as above
         raise ModelLoadError(f"{gguf} cannot be read as a GGUF model: {_first_line(error)}") from error
     values = {
         k: v
