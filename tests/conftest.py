@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.model import PacketModel
 
 transformers.utils.logging.disable_progress_bar()
+if sys.platform != "win32":
+    # Before the first test forks: children find everything imported, whichever test comes first.
+    multiprocessing.set_forkserver_preload(["tests.crash_child"])
 
 SPECIALS = ["<pad>", "<bos>", "<|im_start|>", "<|im_end|>"]
 CHARACTERS = [chr(c) for c in range(32, 127)] + ["\n", "é", "ü", "·", "…"]

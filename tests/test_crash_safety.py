@@ -18,7 +18,6 @@ KILLS = 30
 
 def test_killed_at_random_moments_the_store_stays_whole(tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.crash_child"])
     folder = str(tmp_path / "kb")
     dice = random.Random(0)
     committed = 0
