@@ -95,7 +95,9 @@ def add(
 ) -> None:
     """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
     from kvpacket_rag.building import BuildProgress
+    from kvpacket_rag.readers import find_files
 
+    find_files([*paths])  # a mistyped path makes no empty knowledge base
     with (
         _open(kb, model=model, embedder=embedder, chunk_tokens=chunk_tokens, anchor=anchor) as store,
         bar(

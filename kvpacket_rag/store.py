@@ -122,9 +122,11 @@ class PacketStore:
                 _sync_folder(path.parent)
                 return
             raise OSError(errno.EAGAIN, "the unfinished file was removed again and again")
-        except OSError as error:
+        except BaseException as error:  # interruptions too leave nothing behind
             unfinished.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFullError(
                     f"The disk of {self.folder} is full; the packet was not stored. Free some space and try again."
@@ -132,10 +134,6 @@ class PacketStore:
             raise StoreError(
                 f"A packet cannot be written to {path}: {error.strerror or error}. Check folder and permissions."
             ) from error
-        except BaseException:  # an interruption
-            unfinished.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            raise
 
     def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
         """Make written packets count, within a write transaction.

@@ -6,6 +6,7 @@ They are fetched once from their packages and cached outside the repository.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,6 +228,8 @@ def test_an_interrupted_add_keeps_what_was_committed_and_goes_on(tmp_path):
 
 def test_errors_are_one_line(tmp_path, run):
     (tmp_path / "empty.txt").write_bytes(b"")
+    assert "no file or folder" in run("add", tmp_path / "kb", tmp_path / "gone", code=1)
+    assert not (tmp_path / "kb").exists()
     assert "empty.txt: the file is empty" in run("add", tmp_path / "kb", tmp_path / "empty.txt", code=1)
 
 
@@ -250,6 +253,22 @@ def test_the_demo_runs(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "2 documents" in shown
     assert "times sooner" in shown
+
+
+def test_the_score_runs(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import score
+
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(ROOT / "examples" / "corpus" / "weather-mast.md", tmp_path / "corpus")
+    question = {
+        "question": "How tall is the weather mast of the Halo 3?",
+        "answer": "107 cm",
+        "document": "weather-mast.md",
+    }
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question), encoding="utf-8")
+    monkeypatch.setattr(score, "EXAMPLES", tmp_path)
+    assert score.main(str(tmp_path / "kb")) == {"packet": 1, "full": 1}
 
 
 def test_the_corpus_of_the_demo_is_whole():
