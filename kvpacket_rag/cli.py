@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvpacket_rag import __version__
 from kvpacket_rag.errors import InputError, KVPacketError
@@ -170,7 +170,8 @@ def ls(kb: KB, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(document) for document in documents])
         return
-    table = Table("document", "title", "characters", "chunks")
+    # Ids are folded, not cut: `rm` needs them whole.
+    table = Table(Column("document", overflow="fold"), "title", "characters", "chunks")
     for document in documents:
         table.add_row(escape(document.id), escape(document.title), f"{document.characters:,}", str(document.chunks))
     out.print(table)

@@ -171,7 +171,7 @@ def run(capsys, monkeypatch):
     return call
 
 
-def test_the_command_from_adding_to_removing(tmp_path, notes, run):
+def test_the_command_from_adding_to_removing(tmp_path, notes, run, monkeypatch):
     kb = tmp_path / "a kb"
     assert "3 added" in run("add", kb, notes)
     assert "3 unchanged; 0 packets" in run("add", kb, notes)
@@ -183,6 +183,9 @@ def test_the_command_from_adding_to_removing(tmp_path, notes, run):
     assert "from packets" in shown
     assert "[packet " in run("ask", kb, CAKE, "--show-prompt")
     assert len(json.loads(run("ls", kb, "--json"))) == 3
+    monkeypatch.setenv("COLUMNS", "30")
+    assert "dog.txt" in "".join(line.split("│")[1].strip() for line in run("ls", kb).splitlines() if "│" in line)
+    monkeypatch.setenv("COLUMNS", "200")
     assert json.loads(run("info", kb, "--json"))["documents"] == 3
     name = f"{notes.name}/dog.txt"
     assert "Removed" in run("rm", kb, name)
