@@ -117,15 +117,6 @@ class StateLayout:
     groups: tuple[LayerGroup, ...]
     n_layers: int
 
-    def bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values of one token at `itemsize` bytes a number."""
-        return sum(
-            len(group.layers)
-            * itemsize
-            * (group.key_shape[0] * group.key_shape[1] + group.value_shape[0] * group.value_shape[1])
-            for group in self.groups
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class GroupStates:

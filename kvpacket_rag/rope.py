@@ -37,10 +37,6 @@ class Rotation:
         """Number of rotated dimensions, 2n."""
         return 2 * self.inv_freq.numel()
 
-    def describe(self) -> str:
-        """Name the rule in one line, for messages and reports."""
-        return f"{self.tensor}[{self.offset}:{self.offset + self.width}] {self.layout}, base frequency {float(self.inv_freq[0]):.4g}"
-
 
 def _pairs(states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     """Split the rotated dimensions into the first and second member of every pair (views)."""
