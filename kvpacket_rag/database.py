@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from filelock import FileLock
@@ -20,13 +20,14 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from kvpacket_rag import schema
 from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StorageFullError, StoreError
 
-__all__ = ["Database"]
+__all__ = ["Database", "parts", "read_fact", "write_fact"]
 
 BUSY_SECONDS = 60
 """How long a writer waits for another."""
 HEAD = "0001"
 """Newest recorded change of the tables."""
 WRITE = "kvpacket_write"
+T = TypeVar("T")
 _UPGRADING = threading.Lock()  # Alembic keeps the migration that runs in a global
 
 
@@ -166,3 +167,9 @@ def write_fact(connection: sa.Connection, key: str, value: Any) -> None:
     changed = connection.execute(sa.update(schema.facts).where(schema.facts.c.key == key).values(value=value))
     if not changed.rowcount:
         connection.execute(sa.insert(schema.facts).values(key=key, value=value))
+
+
+def parts(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
+    """Cut a sequence into parts short enough for the variables of one SQL statement."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -11,7 +11,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag.chunking import Chunk
-from kvpacket_rag.database import Database, read_fact
+from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.embedding import Vectors
 from kvpacket_rag.index import VectorIndex
 from kvpacket_rag.schema import chunks, documents
@@ -69,8 +69,8 @@ class Retrieval:
                 present = set(connection.execute(sa.select(chunks.c.id)).scalars())
                 self._index.remove(self._index.ids - present)
                 new = sorted(present - self._index.ids)
-                for start in range(0, len(new), 500):
-                    query = sa.select(chunks.c.id, chunks.c.vector).where(chunks.c.id.in_(new[start : start + 500]))
+                for part in parts(new):
+                    query = sa.select(chunks.c.id, chunks.c.vector).where(chunks.c.id.in_(part))
                     rows = connection.execute(query).fetchall()
                     vectors = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), -1)
                     self._index.add([row.id for row in rows], vectors)
@@ -87,15 +87,12 @@ class Retrieval:
 
     def hits(self, scores: Mapping[int, float]) -> list[Hit]:
         """Chunks by row id, in the order given; ids deleted meanwhile are left out."""
-        query = (
-            sa.select(
-                chunks, documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
-            )
-            .join(documents, chunks.c.document_id == documents.c.id)
-            .where(chunks.c.id.in_(list(scores)))
-        )
+        query = sa.select(
+            chunks, documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
+        ).join(documents, chunks.c.document_id == documents.c.id)
         with self._database.reading() as connection:
-            rows = {row.id: row for row in connection.execute(query)}
+            found = (connection.execute(query.where(chunks.c.id.in_(part))) for part in parts(list(scores)))
+            rows = {row.id: row for result in found for row in result}
         return [_hit(rows[i], score) for i, score in scores.items() if i in rows]
 
     def chunks(self, ids: Iterable[int]) -> list[Chunk]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
-from kvpacket_rag.database import Database
+from kvpacket_rag.database import Database, parts
 from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
 from kvpacket_rag.packet import Fingerprint, Packet
 from kvpacket_rag.schema import chunks, fingerprints, packets
@@ -174,7 +174,7 @@ class PacketStore:
         """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
         if files:
             with self._database.writing() as connection:
-                for part in _parts(sorted(files)):
+                for part in parts(sorted(files)):
                     query = sa.select(packets.c.file).where(packets.c.file.in_(part))
                     named = set(connection.execute(query).scalars())
                     self.unlink(file for file in part if file not in named)
@@ -185,9 +185,9 @@ class PacketStore:
             ~sa.exists().where(chunks.c.content == packets.c.content)
         )
         files: list[str] = []
-        for part in [None] if contents is None else _parts(sorted(contents)):
+        for part in [None] if contents is None else parts(sorted(contents)):
             rows = connection.execute(unused if part is None else unused.where(packets.c.content.in_(part))).fetchall()
-            for keys in _parts([row.key for row in rows]):
+            for keys in parts([row.key for row in rows]):
                 connection.execute(sa.delete(packets).where(packets.c.key.in_(keys)))
             self._ram.forget(row.key for row in rows)
             files += [row.file for row in rows]
@@ -277,12 +277,6 @@ class PacketStore:
             self.unlink(orphans)
         self.unlink(removed)
         return removed + orphans
-
-
-def _parts(values: list[str], size: int = 500) -> Iterator[list[str]]:
-    """Cut a list into parts short enough for one SQL statement."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
 
 
 def _sync_folder(folder: Path) -> None:

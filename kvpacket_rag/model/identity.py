@@ -10,7 +10,7 @@ import torch
 
 from kvpacket_rag.packet import StateLayout, canonical
 
-__all__ = ["config_hash", "layout_hash", "rope_hash", "tokenizer_hash", "weights_hash"]
+__all__ = ["config_hash", "layout_hash", "rope_hash", "short_hash", "tokenizer_hash", "weights_hash"]
 
 _VOLATILE = {
     "_name_or_path",
@@ -28,7 +28,8 @@ SAMPLE = 64
 """Numbers read from each weight tensor."""
 
 
-def _short(data: bytes) -> str:
+def short_hash(data: bytes) -> str:
+    """Hash of bytes, long enough to tell apart what one store ever meets."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -38,7 +39,7 @@ def config_hash(config: Any) -> str:
     Only what differs from the defaults counts, so that a release of transformers may add fields.
     """
     values = {key: value for key, value in config.to_diff_dict().items() if key not in _VOLATILE}
-    return _short(canonical([type(config).__name__, _plain(values)]))
+    return short_hash(canonical([type(config).__name__, _plain(values)]))
 
 
 def _plain(value: Any) -> Any:
@@ -66,7 +67,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     # Whoever tokenises last may have set these; no text of ours is cut or padded.
     parts["truncation"] = parts["padding"] = None
-    return _short(canonical(parts))
+    return short_hash(canonical(parts))
 
 
 def rope_hash(layout: StateLayout) -> str:
@@ -77,9 +78,9 @@ def rope_hash(layout: StateLayout) -> str:
         else [g.rotation.tensor, g.rotation.layout, g.rotation.offset, g.rotation.inv_freq.tolist()]
         for g in layout.groups
     ]
-    return _short(canonical(rules))
+    return short_hash(canonical(rules))
 
 
 def layout_hash(layout: StateLayout) -> str:
     """Hash of which layers cache what shapes: changes when a release of transformers caches something else."""
-    return _short(canonical([[list(g.layers), list(g.key_shape), list(g.value_shape)] for g in layout.groups]))
+    return short_hash(canonical([[list(g.layers), list(g.key_shape), list(g.value_shape)] for g in layout.groups]))

@@ -146,7 +146,7 @@ class PacketModel:
             tokenizer=self.tokenizer_hash,
             rope=identity.rope_hash(self.layout),
             cache=identity.layout_hash(self.layout),
-            anchor=identity._short(canonical(list(anchor))) if anchor else "none",
+            anchor=identity.short_hash(canonical(list(anchor))) if anchor else "none",
             adapter=self.adapter.packet_hash,
             storage=str(storage).removeprefix("torch."),
         )
