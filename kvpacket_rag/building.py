@@ -14,11 +14,11 @@ import numpy as np
 import sqlalchemy as sa
 import torch
 
-from kvpacket_rag.chunking import Chunk, Document, Splitter
-from kvpacket_rag.database import Database, read_fact, write_fact
-from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
+from kvpacket_rag.chunking import Chunk, Document
+from kvpacket_rag.configuration import Configuration
+from kvpacket_rag.database import Database, parts, read_fact, write_fact
+from kvpacket_rag.embedding import Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, KVPacketError
-from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks as chunk_table
@@ -99,19 +99,11 @@ class _Window:
 
 
 class Builder:
-    """Builds documents into a store with one model, splitter and embedder."""
+    """Builds documents into a store, with the model, splitter and embedder of its configuration."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: PacketStore,
-        model: PacketModel,
-        splitter: Splitter,
-        embedder: Embedder,
-        recipe: PacketRecipe,
-    ) -> None:
-        self._database, self._store, self._model = database, store, model
-        self._splitter, self._embedder, self._recipe = splitter, embedder, recipe
+    def __init__(self, database: Database, store: PacketStore, configuration: Configuration) -> None:
+        self._database, self._store, self._configuration = database, store, configuration
+        self._recipe = configuration.recipe(1)
 
     def build(
         self, documents: Iterable[Document], progress: Callable[[BuildProgress], None] | None = None
@@ -135,7 +127,7 @@ class Builder:
             if self._stored_content(document.id) == document.content:
                 tally.count(unchanged=1)
                 continue
-            window.append(_Planned(document, self._splitter.split(document)))
+            window.append(_Planned(document, self._configuration.splitter.split(document)))
             if sum(len(plan.chunks) for plan in window) >= WINDOW_CHUNKS:
                 yield window
                 window = []
@@ -165,7 +157,7 @@ class Builder:
         """Unit vectors of chunks, by content."""
         if not chunks:
             return {}
-        rows = unit_vectors(self._embedder.embed([chunk.text for chunk in chunks]))
+        rows = unit_vectors(self._configuration.embedder.embed([chunk.text for chunk in chunks]))
         return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
 
     def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
@@ -174,10 +166,9 @@ class Builder:
         table = packet_table.c
         present: set[str] = set()
         with self._database.reading() as connection:
-            for start in range(0, len(contents), 500):
+            for part in parts(contents):
                 rows = sa.select(table.content).where(
-                    table.fingerprint == self._recipe.fingerprint.digest,
-                    table.content.in_(contents[start : start + 500]),
+                    table.fingerprint == self._recipe.fingerprint.digest, table.content.in_(part)
                 )
                 present.update(connection.execute(rows).scalars())
         return set(contents) - present
@@ -185,7 +176,7 @@ class Builder:
     def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, Packet]]:
         """Encode chunks and write each packet to a file as it is ready; no row names the files yet."""
         ids = [chunk.token_ids for chunk in chunks]
-        for _, packet in self._model.encode_each(ids, anchor=recipe.anchor_ids, storage=recipe.storage):
+        for _, packet in self._configuration.model.encode_each(ids, anchor=recipe.anchor_ids, storage=recipe.storage):
             _check_finite(packet, recipe.storage)
             yield self._store.write_blob(packet, recipe.fingerprint), packet
 
@@ -221,6 +212,7 @@ class Builder:
     def _replace(self, plan: _Planned, window: _Window) -> bool:
         document, chunks = plan.document, plan.chunks
         with self._database.writing() as connection:
+            self._configuration.record(connection)
             old = connection.execute(
                 sa.select(document_table.c.id).where(document_table.c.name == document.id)
             ).scalar()

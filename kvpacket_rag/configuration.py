@@ -102,7 +102,6 @@ class Configuration:
         self._database, self._folder = database, folder
         with database.reading() as connection:
             recorded = _recorded(connection)
-        self._is_recorded = recorded is not None
         self.settings = _merge(recorded, given, folder)
         self._model_name = given.get("model") or self.settings.model
         self._model, self._embedder = model, embedder
@@ -157,8 +156,11 @@ class Configuration:
             )
         return vector
 
-    def record(self) -> None:
-        """Fix what the store is made with, before the first document is built."""
+    def prepare(self) -> None:
+        """Settle what documents will be built with, before the first is: nothing is written yet.
+
+        Raises `InputError` if chunks do not fit the model, `MismatchError` if the embedder is another one.
+        """
         recipe, splitter = self.recipe(1), self.splitter
         longest = splitter.chunk_tokens + len(recipe.anchor_ids)
         if longest > self.model.max_positions:
@@ -166,34 +168,42 @@ class Configuration:
                 f"Chunks of {splitter.chunk_tokens} tokens behind an anchor of {len(recipe.anchor_ids)} do not fit the "
                 f"{self.model.max_positions} positions of {self.model.name}. Choose smaller chunks."
             )
-        dimension = len(self.embed("dimension"))
-        if self._is_recorded:
-            return
-        settings = replace(
+        self.settings = replace(
             self.settings,
             model=self.model.source,
             compute=recipe.fingerprint.compute,
             embedder=self.embedder.name,
-            dimension=dimension,
+            dimension=len(self.embed("dimension")),
             storage=recipe.fingerprint.storage,
         )
-        with self._database.writing() as connection:
-            if (other := _recorded(connection)) is None:
-                write_fact(connection, "settings", asdict(settings))
-                write_fact(connection, "fingerprint", asdict(recipe.fingerprint))
-        # Another process may have recorded settings since this one opened the store.
-        self.settings = settings if other is None else _merge(other, asdict(settings), self._folder)
-        self._is_recorded = True
-        self._check_model(self.model)
+
+    def record(self, connection: sa.Connection) -> None:
+        """Write down what the store is made with, in the transaction of its first document.
+
+        With a later document, compare: another process may have been first. Raises `MismatchError` if it used
+        something else.
+        """
+        if (recorded := _recorded(connection)) is None:
+            write_fact(connection, "settings", asdict(self.settings))
+            write_fact(connection, "fingerprint", asdict(self.recipe(1).fingerprint))
+        else:
+            _merge(recorded, asdict(self.settings), self._folder)
+            self._compare(connection, self.recipe(1).fingerprint, self.model.name)
 
     def _check_model(self, model: PacketModel) -> None:
         """Refuse a model other than the one the packets were made with, before anything is read or written."""
         with self._database.reading() as connection:
-            if _recorded(connection) is None:
-                return
-            fields = read_fact(connection, "fingerprint")
-        recipe = PacketRecipe.of(model, Anchor(self.settings.anchor), storage_dtype(self.settings.storage, model))
-        # Another adapter is another recipe for new packets, not another model.
-        expected = Fingerprint(**{**fields, "adapter": recipe.fingerprint.adapter})
-        names = f"The store at {self._folder} was built with {self.settings.model}, the model given is {model.name}"
-        expected.check(recipe.fingerprint, names)
+            if _recorded(connection) is not None:
+                storage = storage_dtype(self.settings.storage, model)
+                recipe = PacketRecipe.of(model, Anchor(self.settings.anchor), storage)
+                self._compare(connection, recipe.fingerprint, model.name)
+
+    def _compare(self, connection: sa.Connection, found: Fingerprint, name: str) -> None:
+        """Raise `MismatchError` unless the packets of the store were made as `found` says.
+
+        Another adapter is another recipe for new packets, not another model.
+        """
+        fields = read_fact(connection, "fingerprint")
+        expected = Fingerprint(**{**fields, "adapter": found.adapter})
+        made_with = read_fact(connection, "settings")["model"]
+        expected.check(found, f"The store at {self._folder} was built with {made_with}, the model given is {name}")

@@ -20,7 +20,7 @@ from kvpacket_rag.building import (
 )
 from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration, StoreSettings
-from kvpacket_rag.database import Database
+from kvpacket_rag.database import Database, parts
 from kvpacket_rag.embedding import Embedder
 from kvpacket_rag.errors import (
     DamagedError,
@@ -133,8 +133,7 @@ class DocumentStore:
         self._configuration.embed("ready")
 
     def _builder(self) -> Builder:
-        model, recipe = self.model, self._configuration.recipe(1)
-        return Builder(self._database, self._packets, model, self._configuration.splitter, self.embedder, recipe)
+        return Builder(self._database, self._packets, self._configuration)
 
     # -- documents ------------------------------------------------------------------------------------------
 
@@ -146,7 +145,7 @@ class DocumentStore:
         Unchanged documents cost nothing; chunks of equal text share one packet. An interruption keeps what was
         finished. progress: called as chunks are encoded and documents finished.
         """
-        self._configuration.record()
+        self._configuration.prepare()
         return self._builder().build(documents, progress)
 
     def add_paths(
@@ -291,8 +290,8 @@ class DocumentStore:
         )
         with self._database.reading() as connection:
             ids = list(connection.execute(sa.select(chunk_table.c.id).where(~packed)).scalars())
-        for start in range(0, len(ids), 64):
-            chunks = {chunk.content: chunk for chunk in self._retrieval.chunks(ids[start : start + 64])}
+        for part in parts(ids, 64):
+            chunks = {chunk.content: chunk for chunk in self._retrieval.chunks(part)}
             self._builder().build_on_demand(list(chunks.values()), recipe)
 
     def collect_garbage(self) -> list[str]:

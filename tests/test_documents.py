@@ -235,6 +235,20 @@ def test_a_failed_first_add_fixes_no_settings(open_store, tmp_path):
     assert open_store(chunk_tokens=61).add(handbook()).added == len(HANDBOOK)
 
 
+def test_a_store_that_another_process_began_otherwise_is_not_added_to(open_store):
+    late, first = open_store(chunk_tokens=30), open_store()
+
+    def beaten(state):
+        if state.chunks == 1:
+            first.add(handbook())
+
+    with pytest.raises(MismatchError, match="chunk_tokens 60, now 30"):
+        late.add([Document("A late document.", id="late")], progress=beaten)
+    assert {d.id for d in first.documents()} == set(HANDBOOK)
+    assert len(blob_bytes(first)) == first.info().packets
+    assert first.verify().clean
+
+
 def test_another_model_given_by_name_is_refused_when_it_is_loaded(open_store, store, tmp_path):
     other = tiny_model("qwen2")
     other._hf.save_pretrained(tmp_path / "other")
