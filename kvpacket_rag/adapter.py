@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,8 +44,22 @@ class AdapterCard:
     """Training data, in words."""
     chunk_lengths: tuple[int, int] = (0, 0)
     """Shortest and longest chunk in training, tokens."""
+    anchors: tuple[str, str] = ("", "")
+    """What chunks saw in training: the one standing first, and the others."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Steps, lessons, seed and the like."""
     fidelity: Mapping[str, float] = field(default_factory=dict)
     """KL to full prefill per answer token on held-out questions, by domain."""
+    without: Mapping[str, float] = field(default_factory=dict)
+    """The same without an adapter."""
+
+
+def _hash(parts: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(str(tuple(part.shape)).encode())
+        digest.update(part.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +87,21 @@ class Adapter:
         """Hash of header and trailer, the parts a packet depends on; "none" if both are empty."""
         if not len(self.header) and not len(self.trailer):
             return "none"
-        digest = hashlib.sha256()
-        for part in (self.header, self.trailer):
-            digest.update(str(tuple(part.shape)).encode())
-            digest.update(part.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return _hash((self.header, self.trailer))
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all parts."""
+        return _hash((self.header, self.trailer, self.bridge))
+
+    def surround(self, embeds: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Put header and trailer around chunks given as embeddings [B, T, hidden], of which row i has `lengths[i]` tokens.
+
+        Returns [B, header + T + trailer, hidden]; each row's trailer stands right behind its own last token.
+        """
+        header, trailer = self.header.to(embeds), self.trailer.to(embeds)
+        rows = zip(embeds, lengths, strict=True)
+        return torch.stack([torch.cat((header, row[:length], trailer, row[length:])) for row, length in rows])
 
     def save(self, path: str | Path) -> None:
         """Write the adapter to one safetensors file."""
@@ -95,7 +120,8 @@ class Adapter:
                     )
                 tensors = {name: file.get_tensor(name) for name in PARTS}
             values = json.loads(metadata[CARD_KEY])
-            card = AdapterCard(**{**values, "chunk_lengths": tuple(values["chunk_lengths"])})
+            tuples = {name: tuple(values[name]) for name in ("chunk_lengths", "anchors") if name in values}
+            card = AdapterCard(**{**values, **tuples})
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
             raise AdapterError(
                 f"{path} cannot be read as an adapter: {error}. Expected a file written by Adapter.save."

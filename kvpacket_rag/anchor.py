@@ -7,11 +7,13 @@ of the packet, so it costs nothing when answering. It is fixed for a store and d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from kvpacket_rag.model import PacketModel, PromptStyle
+from kvpacket_rag.packet import Packet
 
-__all__ = ["Anchor", "anchor_ids"]
+__all__ = ["Anchor", "anchor_ids", "encode_in_place"]
 
 PASSAGES = (
     """\
@@ -51,3 +53,11 @@ def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
         return opening
     passages = (model.text.plain(passage) + model.text.separator for passage in PASSAGES)
     return opening + tuple(token for ids in passages for token in ids)
+
+
+def encode_in_place(
+    model: PacketModel, chunks: Sequence[Sequence[int]], *, first: Anchor, later: Anchor
+) -> list[Packet]:
+    """Make the packets of chunks for the places they stand in: the first behind its own anchor, the others behind theirs."""
+    opening = model.encode(chunks[:1], anchor=anchor_ids(model, first))
+    return opening + model.encode(chunks[1:], anchor=anchor_ids(model, later))

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from kvpacket_rag import __version__
-from kvpacket_rag.errors import InputError, KVPacketError
+from kvpacket_rag.cli_bench import bench
+from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json, print_verification
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 INTERRUPTED = 130
@@ -246,35 +246,3 @@ def models() -> None:
             entry.name, entry.kind, entry.about, "yes" if (Settings().model_folder / entry.name).exists() else "no"
         )
     out.print(table)
-
-
-@bench.command()
-def ttft(
-    model: Annotated[
-        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
-    ] = "smollm2-135m-instruct",
-    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for report.json and report.md.")] = Path(
-        "bench-out"
-    ),
-    repeats: Annotated[int, typer.Option(help="Measurements of each kind.")] = 5,
-) -> None:
-    """Time to first token: full prefill, packets from memory and from disk, and the limit (the question alone)."""
-    from kvpacket_rag.bench.ttft import measure, write_report
-
-    try:
-        wanted = [int(length) for length in lengths.split(",")]
-    except ValueError as error:
-        raise InputError(f"--lengths must be numbers with commas, such as 512,1024; got {lengths!r}.") from error
-    try:
-        out_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"No report can be written to {out_folder}: {error.strerror}. Choose another folder."
-        ) from error
-    with bar("{task.completed}/{task.total}") as shown:
-        task = shown.add_task("Measuring", total=None)
-        report = measure(
-            model, wanted, repeats=repeats, progress=lambda done, total: shown.update(task, completed=done, total=total)
-        )
-    sys.stdout.write(write_report(report, out_folder) + "\n")

@@ -62,9 +62,9 @@ def rotate_into(out: Tensor, states: Tensor, rotation: Rotation, delta: int) -> 
     cos = angles.cos().to(device=states.device, dtype=compute)
     sin = angles.sin().to(device=states.device, dtype=compute)
     first, second = (part.to(compute) for part in _pairs(states, rotation))
-    out_first, out_second = _pairs(out, rotation)
-    out_first.copy_((first * cos).addcmul_(second, sin, value=-1))
-    out_second.copy_((second * cos).addcmul_(first, sin))
+    # Each view of `out` is taken when it is written to: autograd loses views that are older than the last write.
+    _pairs(out, rotation)[0].copy_((first * cos).addcmul_(second, sin, value=-1))
+    _pairs(out, rotation)[1].copy_((second * cos).addcmul_(first, sin))
     end = rotation.offset + rotation.width
     if rotation.offset:
         out[..., : rotation.offset].copy_(states[..., : rotation.offset])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from kvpacket_rag.errors import InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.answer import Answer
     from kvpacket_rag.inspection import VerifyReport
 
-__all__ = ["answer_json", "bar", "err", "out", "print_answer", "print_json", "print_verification"]
+__all__ = ["answer_json", "bar", "err", "make_folder", "out", "print_answer", "print_json", "print_verification"]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -34,6 +37,14 @@ def bar(*columns: str) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *texts, TimeRemainingColumn(), console=err
     )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for reports, before long work. Raises `InputError` if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"No report can be written to {folder}: {error.strerror}. Choose another folder.") from error
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -17,11 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import transformers
 
-from kvpacket_rag import __version__
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.assembly import Context, ask, assemble, prefill
+from kvpacket_rag.bench.environment import machine, versions
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
@@ -168,18 +166,11 @@ def measure(
             rows.append(_row(bench, length // CHUNK_TOKENS, repeats, number, len(wanted), progress))
     return TTFTReport(
         model=loaded.name,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        device=str(loaded.device),
-        threads=torch.get_num_threads(),
+        **machine(loaded),
         repeats=repeats,
         chunk_tokens=CHUNK_TOKENS,
         anchor_tokens=len(bench.recipe.anchor_ids),
-        versions={
-            "kvpacket-rag": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        versions=versions(),
         rows=tuple(rows),
         skipped=tuple(sorted(set(lengths) - set(wanted))),
     )

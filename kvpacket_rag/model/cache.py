@@ -3,6 +3,9 @@
 One buffer per layer group, [L, B, H, T, D], so that a whole packet is placed by a few operations instead of a
 few per layer. Each layer sees its own slice [B, H, T, D]. Sliding-window layers keep every slot as well: the
 model's own mask limits what they attend to.
+
+`GrowingCache` holds the same states for training: gradients cannot pass a buffer that is written to, so there
+each layer concatenates.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from kvpacket_rag.errors import InputError
 from kvpacket_rag.packet import GroupStates, StateLayout
 from kvpacket_rag.rope import rotate_into
 
-__all__ = ["ContextCache"]
+__all__ = ["ContextCache", "GrowingCache"]
 
 
 class _Slots(CacheLayerMixin):  # type: ignore[misc]
@@ -70,7 +73,7 @@ class ContextCache(Cache):  # type: ignore[misc]
     """Keys and values of B contexts with room for `slots` tokens each."""
 
     def __init__(self, layout: StateLayout, buffers: tuple[_Buffer, ...], length: int) -> None:
-        self._layout, self._buffers = layout, buffers
+        self.layout, self._buffers = layout, buffers
         layers: list[Any] = [DummyLayer() for _ in range(layout.n_layers)]
         for group, buffer in zip(layout.groups, buffers, strict=True):
             for row, layer in enumerate(group.layers):
@@ -113,11 +116,25 @@ class ContextCache(Cache):  # type: ignore[misc]
         buffers = tuple(
             _Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers
         )
-        return ContextCache(self._layout, buffers, length)
+        return ContextCache(self.layout, buffers, length)
 
     def filled(self, length: int) -> ContextCache:
         """Share the same memory as a cache whose first `length` slots count as filled."""
-        return ContextCache(self._layout, self._buffers, length)
+        return ContextCache(self.layout, self._buffers, length)
+
+    def compact(self, slots: Tensor) -> ContextCache:
+        """Move the named slots [n], in rising order, to the front; the cache given back counts only them as filled."""
+        index = slots.to(self._buffers[0].keys.device)
+        for buffer in self._buffers:
+            for tensor in (buffer.keys, buffer.values):
+                tensor[..., : len(index), :].copy_(tensor.index_select(3, index))
+        return self.filled(len(index))
+
+    def layer_states(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, slots, D] of the layer that is `number`-th among those that cache anything (a view)."""
+        owning = sorted(layer for group in self.layout.groups for layer in group.layers)
+        layer = self.layers[owning[min(number, len(owning) - 1)]]
+        return layer.keys, layer.values
 
     def clear(self, start: int, stop: int, row: int) -> None:
         """Zero some slots of a row, so that masked slots hold numbers and not leftovers that may be NaN."""
@@ -131,7 +148,7 @@ class ContextCache(Cache):  # type: ignore[misc]
         end = start + states[0].keys.shape[2]
         if end > self.slots:
             raise InputError(f"The context holds {self.slots} slots, {end} are needed; allocate it with more room.")
-        for group, buffer, new in zip(self._layout.groups, self._buffers, states, strict=True):
+        for group, buffer, new in zip(self.layout.groups, self._buffers, states, strict=True):
             rotation = group.rotation
             for name, out, source in (
                 ("keys", buffer.keys[..., start:end, :], new.keys),
@@ -142,9 +159,12 @@ class ContextCache(Cache):  # type: ignore[misc]
                     rotate_into(out, source.expand_as(out), rotation, delta)
                 else:
                     out.copy_(source)
+        self._fill(end)
+
+    def _fill(self, length: int) -> None:
         for layer in self.layers:
             if isinstance(layer, _Slots):
-                layer.length = end
+                layer.length = length
 
     def read(self, row: int, start: int, stop: int, dtype: torch.dtype) -> tuple[GroupStates, ...]:
         """Copy slots [start, stop) of a row out, one `GroupStates` per group, in number format `dtype`."""
@@ -153,3 +173,53 @@ class ContextCache(Cache):  # type: ignore[misc]
             return buffer[:, row, :, start:stop].to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
         return tuple(GroupStates(copy(b.keys), copy(b.values)) for b in self._buffers)
+
+
+class _Grown(_Slots):
+    """One layer's states as tensors of their own, longer with every write."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Concatenate new states [B, H, T, D] and return all."""
+        self.keys = torch.cat((self.keys, key_states), dim=-2)
+        self.values = torch.cat((self.values, value_states), dim=-2)
+        self.length = self.keys.shape[-2]
+        return self.keys, self.values
+
+
+class GrowingCache(ContextCache):
+    """A context cache that gradients pass through: nothing is written in place."""
+
+    def __init__(self, layout: StateLayout, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make an empty cache of `rows` contexts."""
+        empty = ContextCache.allocate(layout, rows, 0, dtype, device)
+        super().__init__(layout, empty._buffers, 0)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer, _Slots):
+                self.layers[number] = _Grown(layer.keys, layer.values, 0)
+
+    @property
+    def slots(self) -> int:
+        """As many as are filled; more are made when needed."""
+        return self.length
+
+    def place(self, states: tuple[GroupStates, ...], delta: int) -> None:
+        """Append states to every row, moved by `delta` positions."""
+        for group, new in zip(self.layout.groups, states, strict=True):
+            moved = {"keys": new.keys, "values": new.values}
+            if group.rotation is not None and delta:
+                source = moved[group.rotation.tensor]
+                turned = torch.empty_like(source)
+                rotate_into(turned, source, group.rotation, delta)
+                moved[group.rotation.tensor] = turned
+            for row, layer in enumerate(group.layers):
+                keys, values = (moved[name][row].expand(self.rows, -1, -1, -1) for name in ("keys", "values"))
+                slots = self.layers[layer]
+                slots.update(keys.to(slots.keys), values.to(slots.values))
+
+    def read(self, row: int, start: int, stop: int, dtype: torch.dtype) -> tuple[GroupStates, ...]:
+        """Give slots [start, stop) of a row, one `GroupStates` per group, in number format `dtype`."""
+
+        def stack(layers: tuple[int, ...], name: str) -> Tensor:
+            return torch.stack([getattr(self.layers[n], name)[row, :, start:stop] for n in layers]).to(dtype)
+
+        return tuple(GroupStates(stack(g.layers, "keys"), stack(g.layers, "values")) for g in self.layout.groups)

@@ -1,4 +1,4 @@
-"""How a Hugging Face model is called: argument names by release, one caller at a time, no gradients.
+"""How a Hugging Face model is called: argument names by release, one caller at a time, gradients only when asked for.
 
 Everything about signatures and outputs of foreign models is here.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,16 +56,33 @@ class Forward:
         embeddings: Tensor = self.hf.get_input_embeddings()(ids.to(self.device))
         return embeddings
 
-    def __call__(self, cache: Any, positions: Tensor, *, head: bool = True, **inputs: Any) -> Any:
-        """Run the model on `input_ids` or `inputs_embeds`; without its head where only states are wanted."""
+    def __call__(
+        self, cache: Any, positions: Tensor, *, keep: int = 1, differentiable: bool = False, **inputs: Any
+    ) -> Any:
+        """Run the model on `input_ids` or `inputs_embeds`.
+
+        keep: logits of how many last tokens are wanted; with 0 the model's head is left out.
+        differentiable: let gradients reach inputs and cached states.
+        """
         inputs[self._cache_argument] = cache
-        if head and self._keeps_logits:
-            # The last token as an index, not as a count: a slice of the hidden states is not contiguous, and torch would
+        if keep and self._keeps_logits:
+            # The last tokens as indices, not as a count: a slice of the hidden states is not contiguous, and torch would
             # copy the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
-            inputs["logits_to_keep"] = torch.tensor([positions.shape[-1] - 1], device=self.device)
-        run = self.hf if head else self._decoder
-        with torch.no_grad(), self._turn:
+            count = positions.shape[-1]
+            inputs["logits_to_keep"] = torch.arange(count - keep, count, device=self.device)
+        run = self.hf if keep else self._decoder
+        with torch.set_grad_enabled(differentiable), self._turn:
             return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **inputs)
+
+    @contextmanager
+    def eager_attention(self) -> Iterator[None]:
+        """Attention that can report its weights, for as long as the context lasts."""
+        usual = self.hf.config._attn_implementation
+        self.hf.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.hf.set_attn_implementation(usual)
 
     def probe(self, ids: Tensor, positions: Tensor) -> Any:
         """Give the model's own dynamic cache of a few tokens.

@@ -5,9 +5,8 @@ Together with its neighbours in this folder, the only code that knows how Huggin
 
 from __future__ import annotations
 
+import copy
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,19 +18,19 @@ from torch import Tensor
 from kvpacket_rag.adapter import Adapter, no_adapter
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import identity
-from kvpacket_rag.model.cache import ContextCache
+from kvpacket_rag.model.cache import ContextCache, GrowingCache
 from kvpacket_rag.model.chat import TextCodec
+from kvpacket_rag.model.fixed import FixedStates
 from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
+from kvpacket_rag.model.size import ModelSize, model_size
 from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical
 
 __all__ = ["PacketModel"]
 
 logger = logging.getLogger(__name__)
 
-FIXED_STATES_KEPT = 8
-"""Anchors and prefixes whose states a model keeps."""
 BATCH_TOKENS = 2048
 """Chunk tokens encoded in one forward pass: enough to fill a processor, few enough to stay in its caches."""
 
@@ -63,20 +62,15 @@ class PacketModel:
         self.source = source or self.name
         """What `from_pretrained` needs to load it again."""
         self.text = TextCodec(tokenizer)
-        self._fixed: OrderedDict[tuple[int, ...], tuple[GroupStates, ...]] = OrderedDict()
-        self._fixed_lock = threading.Lock()
+        self._fixed = FixedStates()
         self.hidden_size = int(self._forward.embed(torch.zeros(1, dtype=torch.long)).shape[-1])
         self.vocabulary_size = int(hf_model.config.get_text_config().vocab_size)
         self.max_positions = position_limit(hf_model.config)
         """Most tokens a context may hold, question and answer included."""
         self.layout: StateLayout = prove_layout(hf_model, self._forward.probe, self.max_positions, self.vocabulary_size)
-        self.adapter = adapter or no_adapter(self.hidden_size)
+        self._differentiable, self.adapter = False, no_adapter(self.hidden_size)
         if adapter is not None:
-            adapter.check(**self._adapter_identity)
-            if adapter.card.weights not in ("", self.weights_hash):
-                logger.warning(
-                    "The adapter was trained on other weights of %s; measure before relying on it.", self.name
-                )
+            self._take(adapter)
 
     @classmethod
     def from_pretrained(
@@ -98,6 +92,24 @@ class PacketModel:
         if adapter is not None and not isinstance(adapter, Adapter):
             adapter = Adapter.load(adapter)
         return cls(loaded.model, loaded.tokenizer, name=loaded.name, source=loaded.source, adapter=adapter)
+
+    def _take(self, adapter: Adapter) -> None:
+        adapter.check(**self.adapter_identity)
+        if adapter.card.weights not in ("", self.weights_hash):
+            logger.warning("The adapter was trained on other weights of %s; measure before relying on it.", self.name)
+        self.adapter = adapter
+
+    def with_adapter(self, adapter: Adapter | None, *, differentiable: bool = False) -> PacketModel:
+        """Give the same model, sharing its weights, with another adapter or none.
+
+        differentiable: let gradients pass from logits to packets and the adapter's parts, for training; slower.
+        Raises `AdapterError` when the adapter belongs to another model.
+        """
+        other = copy.copy(self)
+        other._differentiable, other.adapter = differentiable, no_adapter(self.hidden_size)
+        if adapter is not None:
+            other._take(adapter)
+        return other
 
     def __repr__(self) -> str:
         return f"PacketModel({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {self.device}, {self.max_positions} positions)"
@@ -123,12 +135,18 @@ class PacketModel:
         return identity.tokenizer_hash(self.text.tokenizer)
 
     @cached_property
+    def size(self) -> ModelSize:
+        """What a count of its operations needs to know."""
+        return model_size(self._hf)
+
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end an answer."""
         return self._forward.end_ids(self.text.tokenizer)
 
     @property
-    def _adapter_identity(self) -> dict[str, Any]:
+    def adapter_identity(self) -> dict[str, Any]:
+        """What an adapter of this model must have been trained for: architecture, hidden size, tokenizer, name."""
         return {
             "architecture": self._hf.config.model_type,
             "hidden_size": self.hidden_size,
@@ -151,7 +169,9 @@ class PacketModel:
             storage=str(storage).removeprefix("torch."),
         )
 
-    # -- forward passes -------------------------------------------------------------------------------------
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """Input embeddings [n, hidden] of token ids [n], float32, on the CPU."""
+        return self._forward.embed(ids).detach().float().cpu()
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it, so that a clock tells the truth."""
@@ -160,6 +180,8 @@ class PacketModel:
 
     def allocate(self, slots: int, rows: int = 1) -> ContextCache:
         """Make an empty cache for `rows` contexts of up to `slots` tokens."""
+        if self._differentiable:
+            return GrowingCache(self.layout, rows, self.dtype, self.device)
         return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device)
 
     def forward(
@@ -177,6 +199,19 @@ class PacketModel:
         positions: [B, n], default the cache's slots. mask: [B, filled + n], 0 at slots to ignore.
         Returns float32 logits [B, vocabulary] of the last token.
         """
+        return self.logits(cache, ids, keep=1, bridge=bridge, positions=positions, mask=mask)[:, -1]
+
+    def logits(
+        self,
+        cache: ContextCache,
+        ids: Sequence[int] | Tensor,
+        *,
+        keep: int,
+        bridge: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run tokens as `forward` does; returns float32 logits [B, keep, vocabulary] of the last `keep` tokens."""
         tensor = torch.as_tensor(ids, dtype=torch.long, device=self.device)
         tensor = tensor if tensor.ndim == 2 else tensor[None]
         inputs: dict[str, Any]
@@ -191,28 +226,23 @@ class PacketModel:
             inputs["attention_mask"] = mask
         if positions is None:
             positions = torch.arange(cache.length, cache.length + count)[None]
-        logits = self._forward(cache, positions, **inputs).logits
-        return logits[:, -1].float()  # type: ignore[no-any-return]
+        output = self._forward(cache, positions, keep=keep, differentiable=self._differentiable, **inputs)
+        logits: Tensor = output.logits[:, -keep:].float()
+        return logits
 
     def fixed_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
         """Give the states of a token sequence that opens many contexts (an anchor or prefix); computed once, then kept."""
-        key = tuple(ids)
-        with self._fixed_lock:
-            if (states := self._fixed.get(key)) is None:
-                cache = self.allocate(len(key))
-                self.forward(cache, key)
-                states = cache.read(0, 0, len(key), self.dtype)
-                self._fixed[key] = states
-            self._fixed.move_to_end(key)
-            while len(self._fixed) > FIXED_STATES_KEPT:
-                self._fixed.popitem(last=False)
-        return states
+
+        def compute() -> tuple[GroupStates, ...]:
+            cache = self.allocate(len(ids))
+            self.forward(cache, ids)
+            return cache.read(0, 0, len(ids), self.dtype)
+
+        return self._fixed.get(tuple(ids), compute)
 
     def has_fixed(self, ids: Sequence[int]) -> bool:
         """Whether `fixed_states` of these ids are ready."""
         return tuple(ids) in self._fixed
-
-    # -- packets --------------------------------------------------------------------------------------------
 
     def encode(
         self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
@@ -259,22 +289,12 @@ class PacketModel:
         # Shorter chunks are padded behind their end, where no token of theirs can see it.
         ids = torch.tensor([[*chunk, *[0] * (longest - header - trailer - len(chunk))] for chunk in chunks])
         positions = torch.arange(start, start + longest)[None].expand(len(chunks), -1)
+        inputs = {"input_ids": ids.to(self.device)}
         if header or trailer:
-            self._forward(
-                cache, positions, head=False, inputs_embeds=self._with_adapter(ids, [len(chunk) for chunk in chunks])
-            )
-        else:
-            self._forward(cache, positions, head=False, input_ids=ids.to(self.device))
+            inputs = {
+                "inputs_embeds": self.adapter.surround(self._forward.embed(ids), [len(chunk) for chunk in chunks])
+            }
+        self._forward(cache, positions, keep=0, differentiable=self._differentiable, **inputs)
         for row, chunk in enumerate(chunks):
             states = cache.read(row, start, start + header + len(chunk) + trailer, storage)
             yield Packet(tuple(chunk), header, trailer, start, states)
-
-    def _with_adapter(self, ids: Tensor, lengths: list[int]) -> Tensor:
-        """Embeddings [B, header + T + trailer, hidden], each row's trailer right behind its own last token."""
-        embeds = self._forward.embed(ids)
-        header, trailer = (part.to(embeds) for part in (self.adapter.header, self.adapter.trailer))
-        rows = [
-            torch.cat((header, row[:length], trailer, row[length:]))
-            for row, length in zip(embeds, lengths, strict=True)
-        ]
-        return torch.stack(rows)

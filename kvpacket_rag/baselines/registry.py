@@ -1,0 +1,72 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvpacket_rag.adapter import Adapter
+from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.baselines.a3 import A3
+from kvpacket_rag.baselines.base import AbstractMethod
+from kvpacket_rag.baselines.cacheblend import CacheBlend
+from kvpacket_rag.baselines.epic import Epic
+from kvpacket_rag.baselines.full import FullPrefill, NoDocuments
+from kvpacket_rag.baselines.packets import PacketMethod
+from kvpacket_rag.baselines.random_tokens import RandomTokens
+from kvpacket_rag.baselines.repair import AbstractRepair
+from kvpacket_rag.baselines.samkv import SamKV
+from kvpacket_rag.errors import InputError
+
+__all__ = ["ALL", "CORE", "make_methods"]
+
+REPAIRS: Mapping[str, type[AbstractRepair]] = {kind.kind: kind for kind in (Epic, CacheBlend, SamKV, A3, RandomTokens)}
+DEFAULT_PERCENT = 30
+
+CORE = ("full", "none", "bare", "paper", "anchored", "packet")
+ALL = (
+    *CORE, "sink", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
+    "samkv-30", "a3-30", "random-30",
+)  # fmt: skip
+
+
+def make_methods(
+    names: Sequence[str], *, packet: Adapter | None = None, paper: Adapter | None = None
+) -> list[AbstractMethod]:
+    """Make methods by name; a recomputing one may carry its percentage (`epic-10`), and "all" and "core" are lists.
+
+    packet, paper: the adapters of the methods of these names. Raises `InputError` for an unknown name, or for a
+    method whose adapter is missing.
+    """
+    made: dict[str, AbstractMethod] = {}
+    for name in names:
+        for one in {"all": ALL, "core": CORE}.get(name, (name,)):
+            method = _make(one, packet, paper)
+            made.setdefault(method.name, method)
+    return list(made.values())
+
+
+def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractMethod:
+    adapters = {"packet": packet, "paper": paper}
+    if name in adapters and adapters[name] is None:
+        raise InputError(
+            f"The method {name!r} needs an adapter for this model and none is shipped: train one with `kvpacket train` and "
+            f"name its file with --{'adapter' if name == 'packet' else 'paper-adapter'}, or leave the method out."
+        )
+    plain: Mapping[str, AbstractMethod] = {
+        "full": FullPrefill(),
+        "none": NoDocuments(),
+        "bare": PacketMethod("bare", Anchor.NONE),
+        "paper": PacketMethod("paper", Anchor.NONE, paper),
+        "sink": PacketMethod("sink", Anchor.OPENING),
+        "anchored": PacketMethod("anchored", Anchor.PASSAGES),
+        "packet": PacketMethod("packet", Anchor.PASSAGES, packet),
+    }
+    if name in plain:
+        return plain[name]
+    kind, _, percent = name.partition("-")
+    if kind in REPAIRS and (percent.isdigit() or not percent):
+        return REPAIRS[kind](int(percent or DEFAULT_PERCENT) / 100)
+    raise InputError(
+        f"There is no method {name!r}. There are all, core, {', '.join([*plain, *REPAIRS])}; those that recompute take a "
+        "percentage, such as epic-10."
+    )

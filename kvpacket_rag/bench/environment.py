@@ -1,0 +1,33 @@
+"""What a measurement was made on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from kvpacket_rag import __version__
+from kvpacket_rag.model import PacketModel
+
+__all__ = ["machine", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Releases of what computed."""
+    return {
+        "kvpacket-rag": __version__,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }
+
+
+def machine(model: PacketModel) -> dict[str, Any]:
+    """Number format, device and threads a model ran with."""
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,256 @@
+"""Fidelity of methods on the same samples in one run: how near they come to full prefill, and what that costs.
+
+For each sample the reference answer is made once by full prefill; each method then makes its context, is timed to
+its first token, is fed the reference's answer to compare distributions, and goes on with its own answer where it
+chose otherwise. Results are appended to a file sample by sample, so that an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from kvpacket_rag.baselines import AbstractMethod, Begun
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.fidelity import contains, divergence, exact_match, f1
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.questions import Question, Questions
+from kvpacket_rag.samples import Sample, Split, load_samples, take, with_distractors
+from kvpacket_rag.synthetic import GENERATORS, generate_samples
+from kvpacket_rag.teacher import Taught, continue_greedily, teach
+
+__all__ = ["Domain", "FidelityConfig", "Record", "load_domains", "run"]
+
+RECORDS = "samples.jsonl"
+
+
+@dataclass(frozen=True)
+class FidelityConfig:
+    """What every sample of a run has in common."""
+
+    k: int = 4
+    """Chunks in a context."""
+    chunk_tokens: int = 160
+    """Most tokens of a chunk."""
+    max_new_tokens: int = 32
+    """Longest answer."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "chunk_tokens", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Samples of one kind."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    source: str
+    """Where they come from: a description for the report."""
+
+
+def load_domains(
+    files: Sequence[Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
+) -> list[Domain]:
+    """Draw `n` samples of each kind: of the next file for a file's format, made up for a generator.
+
+    Raises `InputError` if files and formats do not match, or there is no such split.
+    """
+    wanted = [kind for kind in kinds if kind not in GENERATORS]
+    if len(wanted) != len(files):
+        raise InputError(
+            f"Give one --format for each --data file, in the same order: got {len(files)} files and the formats {list(wanted)}."
+        )
+    if split not in tuple(Split):
+        raise InputError(f"The split must be one of {', '.join(Split)}; got {split!r}.")
+    remaining = iter(files)
+    domains: list[Domain] = []
+    for kind in kinds:
+        if kind in GENERATORS:
+            samples, source, name = generate_samples(kind, n, k, seed), f"made up, seed {seed}", kind
+        else:
+            path = next(remaining)
+            pool = load_samples(path, kind, Split(split))
+            samples = with_distractors(take(pool, n, seed), pool, k, seed)
+            source, name = f"{path.name}, split {split}, seed {seed}", kind
+        if any(domain.name == name for domain in domains):
+            name = f"{name}-{len(domains)}"
+        domains.append(Domain(name, tuple(samples), source))
+    return domains
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method on one sample."""
+
+    domain: str
+    number: int
+    method: str
+    identity: str
+    """What the method depends on besides its name; results of another adapter are not taken up again."""
+    kl: float
+    top1: float
+    f1: float
+    em: float
+    contains: float
+    ttft_s: float
+    tokens_computed: int
+    flops: float
+    bytes_per_token: float
+    """Stored bytes per chunk token."""
+    answer: str
+
+
+def _answered(model: PacketModel, begun: Begun, taught: Taught, most: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Logits [n, vocabulary] at the tokens of the reference's answer, and the method's own greedy answer."""
+    filled = begun.context.cache.length
+    position = filled + begun.skipped
+    forced = taught.answer[:-1]
+    logits = begun.logits
+    if forced:
+        positions = torch.arange(position, position + len(forced))[None]
+        rest = model.logits(begun.context.cache, forced, keep=len(forced), positions=positions)[0]
+        logits = torch.cat((logits, rest))
+    chosen = logits.argmax(-1).tolist()
+    same = next((n for n, (a, b) in enumerate(zip(chosen, taught.answer, strict=True)) if a != b), None)
+    if same is None:
+        return logits, taught.answer
+    cache = begun.context.cache.filled(filled + same)
+    ids, _ = continue_greedily(model, cache, logits[same], position=position + same, most=most - same)
+    return logits, (*taught.answer[:same], *ids)
+
+
+def _measure(
+    model: PacketModel, method: AbstractMethod, question: Question, packets: Sequence[Packet], taught: Taught, most: int
+) -> dict[str, object]:
+    model.synchronize()
+    start = time.perf_counter()
+    begun = method.begin(model, question, packets, most + 1)
+    int(begun.logits.argmax())
+    model.synchronize()
+    seconds = time.perf_counter() - start
+    logits, ids = _answered(model, begun, taught, most)
+    compared = divergence(taught.logits, logits)
+    stored = sum(packet.nbytes for packet in packets)
+    return {
+        "kl": compared.kl,
+        "top1": compared.top1,
+        "ttft_s": seconds,
+        "tokens_computed": begun.context.computed,
+        "flops": sum(
+            model.size.flops(tokens=p.tokens, keys=p.keys, layers=p.layers, logits=p.logits) for p in begun.passes
+        ),
+        "bytes_per_token": stored / sum(map(len, question.chunks)) if question.chunks else 0.0,
+        "answer": model.text.decode([i for i in ids if i not in model.end_ids]).strip(),
+    }
+
+
+def _sample_records(
+    model: PacketModel, domain: Domain, number: int, question: Question, methods: Sequence[AbstractMethod], most: int
+) -> Iterator[Record]:
+    sample = domain.samples[number]
+    taught = teach(model, question, most=most)
+    made: dict[str, list[Packet]] = {}
+    for method in methods:
+        if method.stored not in made:
+            made[method.stored] = method.packets(model, question.chunks)
+        found = _measure(model, method, question, made[method.stored], taught, most)
+        text = str(found["answer"])
+        yield Record(
+            domain=domain.name,
+            number=number,
+            method=method.name,
+            identity=method.identity,
+            f1=f1(text, sample.answers),
+            em=exact_match(text, sample.answers),
+            contains=contains(text, sample.answers),
+            **found,  # type: ignore[arg-type]
+        )
+
+
+def run(
+    model: PacketModel,
+    domains: Sequence[Domain],
+    methods: Sequence[AbstractMethod],
+    config: FidelityConfig,
+    folder: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Record]:
+    """Measure every method on every sample; what the folder already holds of an equal run is not measured again.
+
+    progress: called with (samples done, samples in all). Raises `InputError` if the folder holds a run with other
+    settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RECORDS
+    done = _resume(path, _header(model, domains, config))
+    questions = Questions(model, config.chunk_tokens)
+    total = sum(len(domain.samples) for domain in domains)
+    count = 0
+    records = []
+    # Domains take turns, so that an interrupted run has some of each.
+    for number in range(max((len(domain.samples) for domain in domains), default=0)):
+        for domain in domains:
+            if number >= len(domain.samples):
+                continue
+            have = {(r.method, r.identity): r for r in done if (r.domain, r.number) == (domain.name, number)}
+            missing = [method for method in methods if (method.name, method.identity) not in have]
+            if missing:
+                question = questions.make(domain.samples[number], config.k, f"{config.seed}:{domain.name}:{number}")
+                # Who comes first changes from sample to sample, so that no method always finds warm caches.
+                turn = number % len(missing)
+                order = missing[turn:] + missing[:turn]
+                new = list(_sample_records(model, domain, number, question, order, config.max_new_tokens))
+                _append(path, [asdict(record) for record in new])
+                have |= {(r.method, r.identity): r for r in new}
+            records += [have[method.name, method.identity] for method in methods]
+            count += 1
+            if progress is not None:
+                progress(count, total)
+    return records
+
+
+def _header(model: PacketModel, domains: Sequence[Domain], config: FidelityConfig) -> dict[str, object]:
+    fingerprint = model.fingerprint(namespace="bench", anchor=(), storage=model.dtype)
+    return {
+        "model": model.name,
+        "weights": fingerprint.weights,
+        "compute": fingerprint.compute,
+        "config": asdict(config),
+        "sources": {domain.name: domain.source for domain in domains},
+    }
+
+
+def _append(path: Path, lines: Sequence[object]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _resume(path: Path, header: dict[str, object]) -> list[Record]:
+    """Read what an earlier run left; a line cut off by an interruption is dropped."""
+    if not path.exists():
+        _append(path, [header])
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    lines = [json.loads(line) for line in whole.splitlines()]
+    if not lines:
+        _append(path, [header])
+        return []
+    for name, value in header.items():
+        if lines[0].get(name) != value:
+            raise InputError(
+                f"{path} holds a run with another {name}: {lines[0].get(name)!r}, not {value!r}. Choose another --out folder."
+            )
+    return [Record(**line) for line in lines[1:]]

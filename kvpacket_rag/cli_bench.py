@@ -1,0 +1,110 @@
+"""`kvpacket bench`: measurements on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.terminal import bar, make_folder
+
+bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+
+Data = Annotated[
+    list[Path] | None,
+    typer.Option("--data", help="File of questions; may be given several times, each with its --format."),
+]
+Format = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format",
+        help="squad, nq, musique, hotpotqa or jsonl for a file; biography or needle for made-up questions, without a file.",
+    ),
+]
+
+
+@bench.command()
+def ttft(
+    model: Annotated[
+        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
+    ] = "smollm2-135m-instruct",
+    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for report.json and report.md.")] = Path(
+        "bench-out"
+    ),
+    repeats: Annotated[int, typer.Option(help="Measurements of each kind.")] = 5,
+) -> None:
+    """Time to first token: full prefill, packets from memory and from disk, and the limit (the question alone)."""
+    from kvpacket_rag.bench.ttft import measure, write_report
+
+    try:
+        wanted = [int(length) for length in lengths.split(",")]
+    except ValueError as error:
+        raise InputError(f"--lengths must be numbers with commas, such as 512,1024; got {lengths!r}.") from error
+    make_folder(out_folder)
+    with bar("{task.completed}/{task.total}") as shown:
+        task = shown.add_task("Measuring", total=None)
+        report = measure(
+            model, wanted, repeats=repeats, progress=lambda done, total: shown.update(task, completed=done, total=total)
+        )
+    sys.stdout.write(write_report(report, out_folder) + "\n")
+
+
+@bench.command()
+def fidelity(
+    data: Data = None,
+    kinds: Format = None,
+    model: Annotated[
+        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
+    ] = "smollm2-135m-instruct",
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas: core, all, or names such as full,anchored,epic-30.")
+    ] = "core",
+    k: Annotated[int, typer.Option(help="Chunks in a context.")] = 4,
+    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
+    chunk_tokens: Annotated[int, typer.Option(help="Most tokens of a chunk.")] = 160,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 32,
+    split: Annotated[
+        str, typer.Option(help="Rows of the files: test (every third), train (the others) or all.")
+    ] = "test",
+    seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
+    adapter: Annotated[Path | None, typer.Option(help="Adapter of the method packet, default the shipped one.")] = None,
+    paper_adapter: Annotated[
+        Path | None, typer.Option(help="Adapter of the method paper, default the shipped one.")
+    ] = None,
+    out_folder: Annotated[
+        Path, typer.Option("--out", help="Folder for the reports; a run with equal settings there is gone on with.")
+    ] = Path("bench-out/fidelity"),
+) -> None:
+    """Compare methods with full prefill: divergence, F1, time to first token, work and bytes."""
+    from kvpacket_rag.adapter import Adapter
+    from kvpacket_rag.baselines import make_methods
+    from kvpacket_rag.bench.fidelity import FidelityConfig, load_domains, run
+    from kvpacket_rag.bench.fidelity_report import check_plots, summarise, write_report
+    from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.shipped import shipped_adapter
+
+    check_plots()
+    config = FidelityConfig(k=k, chunk_tokens=chunk_tokens, max_new_tokens=max_new_tokens, seed=seed)
+    domains = load_domains(data or [], kinds or ["biography", "needle"], n=n, k=k, split=split, seed=seed)
+    make_folder(out_folder)
+    loaded = PacketModel.from_pretrained(model)
+    chosen = make_methods(
+        methods.split(","),
+        packet=Adapter.load(adapter) if adapter else shipped_adapter(loaded.adapter_identity),
+        paper=Adapter.load(paper_adapter) if paper_adapter else shipped_adapter(loaded.adapter_identity, "paper"),
+    )
+    with bar("{task.completed}/{task.total} questions") as shown:
+        task = shown.add_task("Measuring", total=None)
+        records = run(
+            loaded,
+            domains,
+            chosen,
+            config,
+            out_folder,
+            progress=lambda done, total: shown.update(task, completed=done, total=total),
+        )
+    sys.stdout.write(write_report(summarise(records, loaded, domains, config), out_folder) + "\n")

@@ -1,0 +1,37 @@
+"""States of token sequences that open many contexts, kept for the next time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvpacket_rag.packet import GroupStates
+
+__all__ = ["FixedStates"]
+
+KEPT = 8
+"""Anchors and prefixes whose states a model keeps."""
+
+States = tuple[GroupStates, ...]
+
+
+class FixedStates:
+    """The states of the last few sequences asked for; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, ...], States] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, ids: tuple[int, ...]) -> bool:
+        return ids in self._kept
+
+    def get(self, ids: tuple[int, ...], compute: Callable[[], States]) -> States:
+        """Give the states of a sequence, computed if they are not kept."""
+        with self._lock:
+            if (states := self._kept.get(ids)) is None:
+                states = self._kept[ids] = compute()
+            self._kept.move_to_end(ids)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return states

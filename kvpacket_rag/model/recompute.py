@@ -1,0 +1,142 @@
+"""Overwriting some states of a filled context with states computed in it, and looking at attention.
+
+What methods that repair concatenated caches have in common: the model's own forward pass runs on chosen tokens,
+whose new keys and values replace the old at their slots, while attention reads the whole context. No architecture
+is known by name; sliding and chunked layers get masks by position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.model.cache import ContextCache
+from kvpacket_rag.model.packet_model import PacketModel
+
+__all__ = ["attention", "recompute"]
+
+
+class _Stop(Exception):  # noqa: N818 - not an error
+    """The last layer asked for has its states; the rest of the forward pass is not needed."""
+
+
+class _Overwritten(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's filled slots, of which some are replaced."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, *, last: bool) -> None:
+        super().__init__()
+        self.keys, self.values, self._slots, self._last = keys, values, slots, last
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Replace states [B, H, n, D] at the chosen slots and return all filled slots."""
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        if self._last:
+            raise _Stop
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All filled slots."""
+        return self.keys.shape[-2], 0
+
+    def get_seq_length(self) -> int:
+        """Number of filled slots."""
+        return int(self.keys.shape[-2])
+
+    def get_max_length(self) -> int:
+        """-1, "no fixed length"."""
+        return -1
+
+
+def _masks(config: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
+    """Additive masks [1, 1, n, T] by position, one for each kind of layer the model has (a mapping if several)."""
+    config = config.get_text_config()
+    distance = queries[:, None] - keys[None, :]
+    window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    kinds = list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+
+    def mask(kind: str) -> Tensor:
+        seen = distance >= 0
+        if kind == "sliding_attention" and window:
+            seen &= distance < window
+        if kind == "chunked_attention" and chunk:
+            seen &= queries[:, None] // chunk == keys[None, :] // chunk
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[
+            None, None
+        ]
+
+    masks = {kind: mask(kind) for kind in kinds}
+    return masks if len(masks) > 1 else masks[kinds[0]]
+
+
+def _run(model: PacketModel, cache: Any, ids: Tensor, positions: Tensor, **inputs: Any) -> Any:
+    ids = ids.to(model.device)[None]
+    return model._forward(cache, positions[None], keep=0, input_ids=ids, **inputs)
+
+
+def recompute(
+    model: PacketModel,
+    cache: ContextCache,
+    slots: Tensor,
+    ids: Tensor,
+    *,
+    positions: Tensor | None = None,
+    layers: int | None = None,
+) -> None:
+    """Run tokens `ids` [n] at the filled slots `slots` [n] of a context of one row and replace their states.
+
+    Each token sees all slots at its own and earlier positions, replaced or not.
+    positions: position [T] of every filled slot, default its number. layers: replace the states of this many first
+    layers only, and do not run the rest. Raises `InputError` for slots that are not filled.
+    """
+    filled = cache.length
+    if not len(slots):
+        return
+    if int(slots.max()) >= filled or int(slots.min()) < 0:
+        raise InputError(
+            f"Only filled slots can be recomputed: the context has {filled}, slot {int(slots.max())} was named."
+        )
+    slots = slots.to(model.device)
+    keys = torch.arange(filled, device=model.device) if positions is None else positions.to(model.device)
+    rewritten: list[Any] = list(cache.layers)
+    owning = [layer for group in cache.layout.groups for layer in group.layers]
+    last = sorted(owning)[layers - 1] if layers is not None and layers < len(owning) else None
+    for number in owning:
+        layer = cache.layers[number]
+        rewritten[number] = _Overwritten(
+            layer.keys[:, :, :filled], layer.values[:, :, :filled], slots, last=number == last
+        )
+    with contextlib.suppress(_Stop):
+        _run(
+            model,
+            Cache(layers=rewritten),
+            ids,
+            keys[slots],
+            attention_mask=_masks(model._hf.config, keys[slots], keys, model.dtype),
+        )
+
+
+def attention(model: PacketModel, cache: ContextCache, ids: Tensor) -> Tensor:
+    """Run tokens `ids` [n] behind a context of one row and give what they attend to, without changing the context.
+
+    Returns float32 attention weights [n, T], averaged over layers and heads, for the T slots filled before.
+    """
+    filled = cache.length
+    positions = torch.arange(filled, filled + len(ids))
+    with model._forward.eager_attention():
+        output = _run(model, cache.filled(filled), ids, positions, output_attentions=True)
+    weights = [layer[0, :, :, :filled].float().mean(0) for layer in output.attentions if layer is not None]
+    return torch.stack(weights).mean(0)

@@ -1,0 +1,55 @@
+"""Samples as token ids: each passage cut to one chunk, chunks shuffled, the prompt around them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvpacket_rag.chunking import Document, Splitter
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.fidelity import contains
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.samples import Sample
+
+__all__ = ["Question", "Questions"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Token ids of a prompt, cut at the places of its chunks."""
+
+    prefix: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
+    tail: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """All tokens."""
+        return len(self.prefix) + sum(map(len, self.chunks)) + len(self.tail)
+
+
+class Questions:
+    """Turns samples into prompts of one model."""
+
+    def __init__(self, model: PacketModel, chunk_tokens: int) -> None:
+        """chunk_tokens: most tokens of a chunk, its separator included."""
+        self._model = model
+        room = chunk_tokens - len(model.text.separator)
+        if room < 1:
+            raise InputError(f"A chunk needs room for text; chunk_tokens must be more than {chunk_tokens}.")
+        self._splitter = Splitter(model, room)
+
+    def chunk(self, passage: str, answers: Sequence[str]) -> tuple[int, ...]:
+        """Token ids of the piece of a passage that holds an answer, else of its first."""
+        pieces = self._splitter.split(Document(passage))
+        holding = [piece for piece in pieces if contains(piece.text, answers)]
+        return (holding or pieces)[0].token_ids
+
+    def make(self, sample: Sample, k: int, seed: str) -> Question:
+        """Choose `k` of the sample's passages, those with an answer first, and put them in random order."""
+        passages = sorted(sample.passages, key=lambda passage: not contains(passage, sample.answers))[:k]
+        random.Random(seed).shuffle(passages)  # noqa: S311 - an order that can be repeated
+        prompt = self._model.text.prompt(sample.question)
+        chunks = tuple(self.chunk(passage, sample.answers) for passage in passages)
+        return Question(prompt.prefix, chunks, prompt.tail)

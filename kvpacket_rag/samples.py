@@ -1,0 +1,173 @@
+"""Questions with their passages: what adapters are trained and methods are compared on.
+
+Readers of the published formats of SQuAD, NaturalQuestions with oracle passages, MuSiQue and HotpotQA, and of JSON lines.
+Generators of our own are in `synthetic`. Knows texts only; tokens come later.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kvpacket_rag.errors import InputError
+
+__all__ = ["FORMATS", "Sample", "Split", "load_samples", "take", "with_distractors"]
+
+HELD_OUT_EVERY = 3
+"""One row in three is held out; see `Split`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A question, the passages that belong to it, and answers that count as right."""
+
+    question: str
+    answers: tuple[str, ...]
+    """Empty where none is known."""
+    passages: tuple[str, ...]
+    """The passages given with the question; `with_distractors` adds others."""
+    row: int
+    """Number of the row (for SQuAD: of the paragraph) in its file; splits go by it."""
+    complete: bool = False
+    """Whether the passages are all there should be, so that no distractors are added (generated profiles, for one)."""
+
+
+class Split(StrEnum):
+    """Which rows of a file. A row is never in both halves."""
+
+    TRAIN = "train"
+    """Two rows of three."""
+    TEST = "test"
+    """Every third row."""
+    ALL = "all"
+
+    def holds(self, row: int) -> bool:
+        """Whether row number `row` belongs to the split."""
+        held_out = row % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        return self is Split.ALL or held_out == (self is Split.TEST)
+
+
+def _squad(data: Mapping[str, Any]) -> Iterator[Sample]:
+    paragraphs = (paragraph for article in data["data"] for paragraph in article["paragraphs"])
+    for row, paragraph in enumerate(paragraphs):
+        for qa in paragraph["qas"]:
+            answers = tuple(dict.fromkeys(answer["text"] for answer in qa["answers"]))
+            yield Sample(qa["question"], answers, (paragraph["context"],), row)
+
+
+def _contexts(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{context['title']}\n{context['text']}" if context.get("title") else context["text"] for context in row["ctxs"]
+    )
+
+
+def _nq(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    for number, row in enumerate(rows):
+        yield Sample(row["question"], tuple(row["answers"]), _contexts(row)[:1], number)
+
+
+def _musique(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Read rows with `ctxs`, or of the published format with `paragraphs` of which some are supporting (those first)."""
+    for number, row in enumerate(rows):
+        if "ctxs" in row:
+            yield Sample(row["question"], tuple(row["answers"]), _contexts(row), number, complete=True)
+            continue
+        paragraphs = sorted(row["paragraphs"], key=lambda paragraph: not paragraph.get("is_supporting", False))
+        texts = tuple(f"{paragraph['title']}\n{paragraph['paragraph_text']}" for paragraph in paragraphs)
+        answers = (row["answer"], *row.get("answer_aliases", ()))
+        yield Sample(row["question"], answers, texts, number, complete=True)
+
+
+def _hotpotqa(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    for number, row in enumerate(rows):
+        context, facts = row["context"], row["supporting_facts"]
+        if isinstance(context, Mapping):  # as the hub's copy has it: columns instead of pairs
+            context = list(zip(context["title"], context["sentences"], strict=True))
+            facts = list(zip(facts["title"], facts["sent_id"], strict=True))
+        needed = {title for title, _ in facts}
+        ordered = sorted(context, key=lambda pair: pair[0] not in needed)
+        texts = tuple(f"{title}\n{''.join(sentences).strip()}" for title, sentences in ordered)
+        yield Sample(row["question"], (row["answer"],), texts, number, complete=True)
+
+
+def _jsonl(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Read rows of `question`, `passages`, and optionally `answers` or `answer`."""
+    for number, row in enumerate(rows):
+        answers = row.get("answers", [row["answer"]] if "answer" in row else [])
+        yield Sample(row["question"], tuple(answers), tuple(row["passages"]), number)
+
+
+FORMATS: Mapping[str, Callable[[Any], Iterator[Sample]]] = {
+    "squad": _squad,
+    "nq": _nq,
+    "musique": _musique,
+    "hotpotqa": _hotpotqa,
+    "jsonl": _jsonl,
+}
+
+
+def _parse(path: Path) -> Any:
+    """Read JSON or JSON lines, compressed or not."""
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def load_samples(path: str | Path, kind: str, split: Split = Split.ALL) -> list[Sample]:
+    """Read the samples of a file, JSON or JSON lines, gzipped or not.
+
+    kind: one of `FORMATS`. Raises `InputError` for an unknown format, a file that cannot be read, or another format.
+    """
+    if kind not in FORMATS:
+        raise InputError(f"The format must be one of {', '.join(FORMATS)}; got {kind!r}.")
+    path = Path(path)
+    try:
+        data = _parse(path)
+        if kind == "jsonl" and isinstance(data, dict):  # a file of one line
+            data = [data]
+        samples = list(FORMATS[kind](data))
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON or JSON lines: {error}.") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not of the format {kind!r}: {type(error).__name__} {error}. Choose another --format."
+        ) from error
+    chosen = [sample for sample in samples if split.holds(sample.row)]
+    if not chosen:
+        raise InputError(f"{path} holds no samples of the split {split.value!r}.")
+    return chosen
+
+
+def take(samples: Sequence[Sample], n: int, seed: int) -> list[Sample]:
+    """Choose `n` samples at random, from as many rows as possible; fewer if there are not as many."""
+    rng = random.Random(seed)  # noqa: S311 - a draw that can be repeated, no secret
+    by_row: dict[int, list[Sample]] = {}
+    for sample in rng.sample(samples, len(samples)):
+        by_row.setdefault(sample.row, []).append(sample)
+    chosen: list[Sample] = []
+    turn = 0
+    while len(chosen) < min(n, len(samples)):
+        chosen += [group[turn] for group in by_row.values() if len(group) > turn]
+        turn += 1
+    return chosen[:n]
+
+
+def with_distractors(samples: Sequence[Sample], pool: Sequence[Sample], k: int, seed: int) -> list[Sample]:
+    """Give each sample at least `k` passages: its own first, then passages of other rows of `pool`."""
+    passages = sorted({(sample.row, passage) for sample in pool for passage in sample.passages})
+    filled = []
+    for number, sample in enumerate(samples):
+        missing = 0 if sample.complete else max(0, k - len(sample.passages))
+        rng = random.Random(f"{seed}:{number}")  # noqa: S311
+        others = [passage for row, passage in passages if row != sample.row and passage not in sample.passages]
+        filled.append(replace(sample, passages=sample.passages + tuple(rng.sample(others, min(missing, len(others))))))
+    return filled

@@ -1,0 +1,179 @@
+"""Reading question files of published formats, splits, draws, and made-up questions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.fidelity import contains
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.questions import Questions
+from kvpacket_rag.samples import FORMATS, Sample, Split, load_samples, take, with_distractors
+from kvpacket_rag.synthetic import GENERATORS, generate_samples, needle
+
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": f"The lamp number {n} is green.",
+                    "qas": [
+                        {"question": f"What colour has lamp {n}?", "answers": [{"text": "green"}, {"text": "green"}]},
+                        {"question": f"Which lamp is {n}?", "answers": [{"text": "The lamp"}]},
+                    ],
+                }
+                for n in range(6)
+            ]
+        }
+    ]
+}
+NQ = [
+    {"question": f"q{n}", "answers": ["a"], "ctxs": [{"title": "T", "text": f"text {n}"}, {"text": "no"}]}
+    for n in range(6)
+]
+MUSIQUE = [
+    {"question": f"q{n}", "answers": ["a"], "ctxs": [{"title": "", "text": f"t{n}{c}"} for c in range(3)]}
+    for n in range(6)
+]
+MUSIQUE_PUBLISHED = [
+    {
+        "question": f"q{n}", "answer": "a", "answer_aliases": ["b"],
+        "paragraphs": [
+            {"title": "x", "paragraph_text": "other", "is_supporting": False},
+            {"title": "y", "paragraph_text": "needed", "is_supporting": True},
+        ],
+    }
+    for n in range(6)
+]  # fmt: skip
+HOTPOT = [
+    {
+        "question": f"q{n}", "answer": "a",
+        "context": [["x", ["other. "]], ["y", ["needed. ", "too."]]], "supporting_facts": [["y", 0]],
+    }
+    for n in range(6)
+]  # fmt: skip
+HOTPOT_COLUMNS = [
+    {
+        **row,
+        "context": {"title": ["x", "y"], "sentences": [["other. "], ["needed. ", "too."]]},
+        "supporting_facts": {"title": ["y"], "sent_id": [0]},
+    }
+    for row in HOTPOT
+]
+LINES = [{"question": f"q{n}", "passages": ["one", "two"], "answer": "a"} for n in range(6)]
+
+
+def written(path: Path, value: object, *, lines: bool = False, packed: bool = False) -> Path:
+    text = "\n".join(map(json.dumps, value)) if lines else json.dumps(value)
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "lines", "passages", "answers"),
+    [
+        ("squad", SQUAD, False, ("The lamp number 0 is green.",), ("green",)),
+        ("nq", NQ, True, ("T\ntext 0",), ("a",)),
+        ("musique", MUSIQUE, False, ("t00", "t01", "t02"), ("a",)),
+        ("musique", MUSIQUE_PUBLISHED, True, ("y\nneeded", "x\nother"), ("a", "b")),
+        ("hotpotqa", HOTPOT, False, ("y\nneeded. too.", "x\nother."), ("a",)),
+        ("hotpotqa", HOTPOT_COLUMNS, False, ("y\nneeded. too.", "x\nother."), ("a",)),
+        ("jsonl", LINES, True, ("one", "two"), ("a",)),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_formats_are_read(tmp_path: Path, kind, value, lines, passages, answers, packed):
+    found = load_samples(written(tmp_path / "file", value, lines=lines, packed=packed), kind)
+    assert (found[0].passages, found[0].answers, found[0].row) == (passages, answers, 0)
+    assert len({sample.row for sample in found}) == 6
+
+
+def test_splits_share_no_row_and_leave_none_out(tmp_path: Path):
+    path = written(tmp_path / "file", SQUAD)
+    train, test, everything = (load_samples(path, "squad", split) for split in (Split.TRAIN, Split.TEST, Split.ALL))
+    assert {s.row for s in test} == {2, 5}
+    assert sorted([*train, *test], key=lambda s: (s.row, s.question)) == sorted(
+        everything, key=lambda s: (s.row, s.question)
+    )
+
+
+def test_a_draw_is_the_beginning_of_a_longer_one_and_takes_new_rows_first(tmp_path: Path):
+    samples = load_samples(written(tmp_path / "file", SQUAD), "squad")
+    assert take(samples, 3, 0) == take(samples, 12, 0)[:3]
+    assert len({sample.row for sample in take(samples, 6, 0)}) == 6
+    assert len(take(samples, 100, 0)) == 12
+    assert take(samples, 6, 0) != take(samples, 6, 1)
+
+
+def test_distractors_come_from_other_rows_and_never_repeat(tmp_path: Path):
+    samples = load_samples(written(tmp_path / "file", SQUAD), "squad")
+    filled = with_distractors(samples, samples, 4, 0)
+    for before, after in zip(samples, filled, strict=True):
+        assert after.passages[0] == before.passages[0]
+        assert len(set(after.passages)) == 4
+    assert filled == with_distractors(samples, samples, 4, 0)
+    assert filled != with_distractors(samples, samples, 4, 1)
+
+
+@pytest.mark.parametrize("kind", [*FORMATS])
+@pytest.mark.parametrize("content", ["", "{", "3", "[1]", '{"a": 1}', "[]", '[{"question": "q"}]'])
+def test_other_files_are_errors_that_name_the_file(tmp_path: Path, kind: str, content: str):
+    (tmp_path / "some.json").write_text(content)
+    with pytest.raises(InputError, match=r"some\.json"):
+        load_samples(tmp_path / "some.json", kind)
+
+
+def test_a_missing_file_and_an_unknown_format_are_errors(tmp_path: Path):
+    with pytest.raises(InputError, match="cannot be read"):
+        load_samples(tmp_path / "none", "squad")
+    with pytest.raises(InputError, match="squad, nq"):
+        load_samples(tmp_path / "none", "trivia")
+
+
+@pytest.mark.parametrize("kind", list(GENERATORS))
+def test_made_up_questions_repeat_by_seed_and_are_answered_by_the_first_passage_only(kind: str):
+    made = generate_samples(kind, 30, 4, seed=1)
+    assert made == generate_samples(kind, 40, 4, seed=1)[:30]
+    assert made != generate_samples(kind, 30, 4, seed=2)
+    for sample in made:
+        assert len(set(sample.passages)) == 4
+        assert contains(sample.passages[0], sample.answers)
+    alone = [not any(contains(p, sample.answers) for p in sample.passages[1:]) for sample in made]
+    assert sum(alone) > 20, "a profile may by chance share a town with another, seldom"
+
+
+def test_needles_lie_at_every_depth_of_passages_as_long_as_asked():
+    places = set()
+    for number in range(60):
+        sample = needle(number, 2, seed=0, sentences=5)
+        sentences = sample.passages[0].split(". ")
+        assert len(sentences) == 6
+        places.add(next(i for i, text in enumerate(sentences) if "number written" in text))
+    assert places == set(range(6))
+
+
+def test_an_unknown_generator_is_an_error():
+    with pytest.raises(InputError, match="biography, needle"):
+        generate_samples("poem", 1, 1, 0)
+
+
+def test_prompts_hold_the_piece_with_the_answer_within_the_length(llama: PacketModel):
+    long = "Nothing is said here. " * 10 + "The secret word is plum. " + "Nor is it here. " * 10
+    sample = Sample("Which word?", ("plum",), ("An unrelated text.", long, "Another one."), row=0)
+    question = Questions(llama, 60).make(sample, 2, "seed")
+    texts = [llama.text.decode(chunk) for chunk in question.chunks]
+    assert len(texts) == 2
+    assert any("plum" in text for text in texts)
+    assert max(map(len, question.chunks)) <= 60
+    assert all(chunk[-2:] == llama.text.separator for chunk in question.chunks)
+
+
+def test_orders_differ_by_seed_and_repeat(llama: PacketModel):
+    sample = Sample("Q?", (), tuple(f"text {n}" for n in range(6)), row=0)
+    makers = Questions(llama, 60)
+    assert makers.make(sample, 6, "a") == makers.make(sample, 6, "a")
+    assert len({makers.make(sample, 6, str(n)).chunks for n in range(5)}) > 1
