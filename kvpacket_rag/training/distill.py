@@ -1,0 +1,237 @@
+"""Distillation of an adapter: the frozen model answers from packets as it does from a full prefill.
+
+The student runs through the same `encode` and `assemble` as answering does; only the adapter's embeddings learn
+(KV Packet, arXiv 2604.13226, section 3; the loss is the KL over the teacher's own greedy answer, to which the
+question's tokens are added lightly).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.training.checkpoint import Checkpoint, load_checkpoint, moments, restore, save_checkpoint
+from kvpacket_rag.training.config import DistillConfig
+from kvpacket_rag.training.lessons import Lesson, Lessons, TaughtLesson
+from kvpacket_rag.training.loss import top_kl
+from kvpacket_rag.training.parts import as_adapter, start_values
+from kvpacket_rag.training.student import packets_of, student_logits
+
+__all__ = ["DistillConfig", "Progress", "Trained", "distill"]
+
+logger = logging.getLogger(__name__)
+
+ProgressReport = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    step: int
+    steps: int
+    loss: float
+    """Of the last step."""
+    fidelity: float | None
+    """KL per answer token on the held-out lessons, mean over domains, when last measured."""
+    best: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The outcome of a run."""
+
+    adapter: Adapter
+    """The parts at the best measurement."""
+    accepted: bool
+    """The gate: whether it beats no adapter on the held-out lessons of every domain."""
+    without: Mapping[str, float]
+    """KL per answer token without an adapter, by domain."""
+    best: Mapping[str, float]
+    """The same with it."""
+    history: Sequence[Mapping[str, Any]]
+    """One entry per step: loss, and the held-out KL where it was measured."""
+
+
+class _Run:
+    """One training run: parameters, optimiser, history."""
+
+    def __init__(
+        self, model: PacketModel, lessons: Lessons, held_out: Lessons, config: DistillConfig, folder: Path
+    ) -> None:
+        self.model, self.lessons, self.held_out, self.config, self.folder = model, lessons, held_out, config, folder
+        start = start_values(model, config.sizes, config.start, config.seed)
+        self.parts = {name: value.clone().requires_grad_(len(value) > 0) for name, value in start.items()}
+        self.learned = {name: part for name, part in self.parts.items() if part.requires_grad}
+        self.optimiser = torch.optim.AdamW(self.learned.values(), lr=config.learning_rate, weight_decay=0.0)
+        self.best = {name: part.detach().clone() for name, part in self.parts.items()}
+        self.history: list[dict[str, Any]] = []
+        self.without: dict[str, float] = {}
+        self.best_fidelity: dict[str, float] = {}
+        self.started_with = {
+            "model": model.weights_hash,
+            "config": asdict(config),
+            "lessons": len(lessons),
+            "held_out": len(held_out),
+        }
+        if (saved := load_checkpoint(folder, self.started_with)) is not None:
+            restore(self.optimiser, self.learned, saved.tensors)
+            self.best |= {name: saved.tensors[f"best/{name}"] for name in self.learned}
+            self.history = saved.facts["history"]
+            self.without, self.best_fidelity = saved.facts["without"], saved.facts["best_fidelity"]
+            logger.info("Going on at step %d of %d.", self.step, config.steps)
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return len(self.history)
+
+    def batch(self) -> list[int]:
+        """Lessons of the next step: every epoch in another order, each lesson once."""
+        size, count = self.config.batch, len(self.lessons)
+        numbers = range(self.step * size, (self.step + 1) * size)
+        orders = {
+            epoch: torch.randperm(count, generator=torch.Generator().manual_seed(self.config.seed + epoch)).tolist()
+            for epoch in {n // count for n in numbers}
+        }
+        return [orders[n // count][n % count] for n in numbers]
+
+    def learn(self) -> float:
+        """Do one step and give its loss."""
+        config, numbers = self.config, self.batch()
+        size = config.batch // config.accumulate
+        total = 0.0
+        for at in range(0, config.batch, size):
+            loss = self._loss([self.lessons[n] for n in numbers[at : at + size]]) / config.accumulate
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.learned.values(), config.clip)
+        for group in self.optimiser.param_groups:
+            group["lr"] = config.rate(self.step)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        return total
+
+    def _loss(self, lessons: Sequence[TaughtLesson]) -> Tensor:
+        adapted = self.model.with_adapter(as_adapter(self.parts), differentiable=True)
+        # Packets that do not depend on what is learned are made as always, without gradients.
+        maker = adapted if self.config.sizes.rebuilds else self.model
+        packets = packets_of(maker, [taught.lesson for taught in lessons], self.config)
+        losses = []
+        for taught, made in zip(lessons, packets, strict=True):
+            logits = student_logits(adapted, made, taught)
+            tail = len(taught.lesson.question.tail) - 1
+            loss = top_kl(taught.at_answer, logits[tail:]).mean()
+            if self.config.tail_weight and tail:
+                loss = loss + self.config.tail_weight * top_kl(taught.at_tail, logits[:tail]).mean()
+            losses.append(loss)
+        return torch.stack(losses).mean()
+
+    def measure(self, adapter: Adapter | None) -> dict[str, float]:
+        """KL per answer token on the held-out lessons, by domain."""
+        model = self.model.with_adapter(adapter)
+        by: dict[str, list[float]] = {}
+        with torch.no_grad():
+            for number in range(len(self.held_out)):
+                taught = self.held_out[number]
+                (packets,) = packets_of(model, [taught.lesson], self.config)
+                logits = student_logits(model, packets, taught)[len(taught.lesson.question.tail) - 1 :]
+                by.setdefault(taught.lesson.domain, []).append(float(top_kl(taught.at_answer, logits).mean()))
+        return {name: sum(values) / len(values) for name, values in sorted(by.items())}
+
+    def consider(self) -> float:
+        """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
+        found = self.measure(as_adapter({name: part.detach() for name, part in self.parts.items()}))
+        if not self.best_fidelity or _mean(found) < _mean(self.best_fidelity):
+            self.best_fidelity = found
+            self.best = {name: part.detach().clone() for name, part in self.parts.items()}
+        return _mean(found)
+
+    def finished(self) -> bool:
+        """Whether all steps are done, or none of the last measurements was better."""
+        measured = [entry["fidelity"] for entry in self.history if entry["fidelity"] is not None]
+        late = len(measured) - 1 - measured.index(min(measured)) if measured else 0
+        return self.step >= self.config.steps or late >= self.config.patience
+
+    def save(self) -> None:
+        """Write the state of the run."""
+        tensors = {f"now/{name}": part for name, part in self.learned.items()}
+        tensors |= {f"best/{name}": self.best[name] for name in self.learned}
+        facts = {
+            "started_with": self.started_with,
+            "history": self.history,
+            "without": self.without,
+            "best_fidelity": self.best_fidelity,
+        }
+        save_checkpoint(self.folder, Checkpoint(tensors | moments(self.optimiser, self.learned), facts))
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def distill(
+    model: PacketModel,
+    lessons: Sequence[Lesson],
+    held_out: Sequence[Lesson],
+    folder: Path,
+    config: DistillConfig | None = None,
+    *,
+    data: str = "",
+    progress: ProgressReport | None = None,
+) -> Trained:
+    """Train an adapter for a model, or go on with the run in `folder`.
+
+    lessons, held_out: prompts (`draw_lessons`); taught answers are kept in `folder`. data: the training data in
+    words, for the card. Raises `InputError` if there are no lessons, or the folder holds another run.
+    """
+    config = config or DistillConfig()
+    if not lessons or not held_out:
+        raise InputError(f"Training needs lessons and held-out lessons; got {len(lessons)} and {len(held_out)}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    base = model.with_adapter(None)
+
+    def taught(part: Sequence[Lesson]) -> Lessons:
+        return Lessons(base, part, folder / "taught", answer_tokens=config.answer_tokens)
+
+    run = _Run(base, taught(lessons), taught(held_out), config, folder)
+    if not run.without:
+        run.without = run.measure(None)
+    while not run.finished():
+        loss = run.learn()
+        last = run.step + 1 == config.steps
+        fidelity = run.consider() if last or (run.step + 1) % config.evaluate_every == 0 else None
+        run.history.append({"loss": loss, "fidelity": fidelity})
+        run.save()
+        if progress is not None:
+            best = _mean(run.best_fidelity) if run.best_fidelity else None
+            progress(Progress(run.step, config.steps, loss, fidelity, best))
+    accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
+    adapter = as_adapter(run.best, _card(base, run, data))
+    return Trained(adapter, accepted, run.without, run.best_fidelity, run.history)
+
+
+def _card(model: PacketModel, run: _Run, data: str) -> AdapterCard:
+    lengths = [len(chunk) for n in range(len(run.lessons)) for chunk in run.lessons.lesson(n).question.chunks]
+    config = run.config
+    return AdapterCard(
+        architecture=model.adapter_identity["architecture"],
+        model=model.name,
+        tokenizer=model.tokenizer_hash,
+        weights=model.weights_hash,
+        data=data,
+        chunk_lengths=(min(lengths), max(lengths)),
+        anchors=(str(config.first_anchor), str(config.anchor)),
+        training={"steps": run.step, "lessons": len(run.lessons), "seed": config.seed, "start": str(config.start)},
+        fidelity=run.best_fidelity,
+        without=run.without,
+    )

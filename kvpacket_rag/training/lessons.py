@@ -1,0 +1,133 @@
+"""What an adapter learns from: prompts with what full prefill says about them, kept on disk.
+
+A lesson is taught when it is first needed, so that training starts at once, can be interrupted, and a second epoch
+does not pay for the teacher again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvpacket_rag.assembly import prefill
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import canonical
+from kvpacket_rag.questions import Question, Questions
+from kvpacket_rag.samples import Sample
+from kvpacket_rag.teacher import continue_greedily
+from kvpacket_rag.training.loss import TopLogits, top_logits
+
+__all__ = ["Lesson", "Lessons", "TaughtLesson", "Variety", "draw_lessons"]
+
+
+@dataclass(frozen=True)
+class Variety:
+    """Between what prompts of training vary."""
+
+    k: tuple[int, ...] = (2, 3, 4, 5)
+    """Numbers of chunks."""
+    chunk_tokens: tuple[int, ...] = (96, 128, 160, 256)
+    """Longest chunks, tokens."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A prompt of a domain, not taught yet."""
+
+    domain: str
+    question: Question
+
+
+@dataclass(frozen=True, eq=False)
+class TaughtLesson:
+    """A prompt with the greedy answer of a full prefill and the distributions at its tokens and the question's."""
+
+    lesson: Lesson
+    answer: tuple[int, ...]
+    at_answer: TopLogits
+    """At the n answer tokens."""
+    at_tail: TopLogits
+    """At all tokens of the tail but the last, which is the answer's first place."""
+
+
+def draw_lessons(
+    model: PacketModel, domains: Sequence[tuple[str, Sequence[Sample]]], variety: Variety, seed: int
+) -> list[Lesson]:
+    """Make a prompt of every sample, with numbers and lengths of chunks drawn from `variety`, domains in turns."""
+    cutters = {length: Questions(model, length) for length in variety.chunk_tokens}
+    lessons: list[tuple[float, Lesson]] = []
+    for name, samples in domains:
+        for number, sample in enumerate(samples):
+            rng = random.Random(f"{seed}:{name}:{number}")  # noqa: S311 - a draw that can be repeated
+            k, length = rng.choice(variety.k), rng.choice(variety.chunk_tokens)
+            question = cutters[length].make(sample, k, f"{seed}:{name}:{number}")
+            lessons.append(((number + rng.random()) / len(samples), Lesson(name, question)))
+    return [lesson for _, lesson in sorted(lessons, key=lambda pair: pair[0])]
+
+
+class Lessons:
+    """Lessons by number, each taught once and kept in a folder."""
+
+    def __init__(self, model: PacketModel, lessons: Sequence[Lesson], folder: Path, *, answer_tokens: int) -> None:
+        self._model, self._lessons, self._folder, self._most = model, lessons, folder, answer_tokens
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __len__(self) -> int:
+        return len(self._lessons)
+
+    def lesson(self, number: int) -> Lesson:
+        """A lesson without its teaching."""
+        return self._lessons[number]
+
+    def __getitem__(self, number: int) -> TaughtLesson:
+        lesson = self._lessons[number]
+        path = self._path(lesson)
+        try:
+            return self._read(lesson, path)
+        except (FileNotFoundError, SafetensorError):  # not taught yet, or the file was cut off
+            taught = self._teach(lesson)
+            self.keep(taught)
+            return taught
+
+    def keep(self, taught: TaughtLesson) -> None:
+        """Write a taught lesson where it will be found."""
+        self._write(taught, self._path(taught.lesson))
+
+    def _path(self, lesson: Lesson) -> Path:
+        question = lesson.question
+        content = [self._model.weights_hash, str(self._model.dtype), self._most, *map(list, question.chunks)]
+        key = hashlib.sha256(canonical([*content, list(question.prefix), list(question.tail)])).hexdigest()[:24]
+        return self._folder / f"{key}.safetensors"
+
+    def _teach(self, lesson: Lesson) -> TaughtLesson:
+        model, question = self._model, lesson.question
+        with torch.no_grad():
+            context, _ = prefill(model, question.prefix, question.chunks, (), room=len(question.tail) + self._most)
+            tail = model.logits(context.cache, question.tail, keep=len(question.tail))[0]
+            ids, seen = continue_greedily(model, context.cache, tail[-1], position=question.length, most=self._most)
+        return TaughtLesson(lesson, tuple(ids), top_logits(torch.stack(seen)), top_logits(tail[:-1]))
+
+    @staticmethod
+    def _write(taught: TaughtLesson, path: Path) -> None:
+        tensors = {"answer": torch.tensor(taught.answer)}
+        for name, top in (("answer", taught.at_answer), ("tail", taught.at_tail)):
+            tensors |= {f"{name}_ids": top.ids.cpu(), f"{name}_values": top.log_probabilities.cpu()}
+        part = path.with_suffix(".part")
+        save_file(tensors, part)
+        part.replace(path)
+
+    @staticmethod
+    def _read(lesson: Lesson, path: Path) -> TaughtLesson:
+        with safe_open(path, framework="pt") as file:
+            tops = [
+                TopLogits(file.get_tensor(f"{name}_ids"), file.get_tensor(f"{name}_values"))
+                for name in ("answer", "tail")
+            ]
+            return TaughtLesson(lesson, tuple(file.get_tensor("answer").tolist()), *tops)

@@ -1,0 +1,76 @@
+"""The parts of an adapter while they are learned, and what they start from.
+
+An inserted embedding is never without effect, so training starts near one: from tokens that stand between pieces of
+text anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.model import PacketModel
+
+__all__ = ["Sizes", "Start", "as_adapter", "start_values"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of embeddings in the three places."""
+
+    header: int = 0
+    trailer: int = 0
+    bridge: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.header, self.trailer, self.bridge) < 0 or not self.header + self.trailer + self.bridge:
+            raise InputError(
+                f"An adapter needs at least one embedding and no part below 0; got header {self.header}, trailer "
+                f"{self.trailer}, bridge {self.bridge}."
+            )
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether packets depend on the adapter."""
+        return bool(self.header or self.trailer)
+
+
+class Start(StrEnum):
+    """What the embeddings start from."""
+
+    DELIMITERS = "delimiters"
+    """Line breaks, as they stand between passages."""
+    CLOSING = "closing"
+    """The first words that follow the documents in the prompt."""
+    MEAN = "mean"
+    """The mean of the vocabulary's embeddings with a little noise, as small as the embeddings' own spread."""
+    RANDOM = "random"
+    """Normal noise of 0.02, as in the KV Packet paper."""
+
+
+def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> dict[str, Tensor]:
+    """Give float32 embeddings [n, hidden] of each part to begin training with."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def part(n: int) -> Tensor:
+        if start is Start.RANDOM:
+            return torch.randn(n, model.hidden_size, generator=generator) * 0.02
+        if start is Start.MEAN:
+            some = model.embeddings(torch.randint(0, model.vocabulary_size, (2048,), generator=generator))
+            noise = torch.randn(n, model.hidden_size, generator=generator)
+            return some.mean(0) + 0.1 * some.std(0) * noise
+        closing = model.text.prompt("?").tail if start is Start.CLOSING else model.text.separator
+        return model.embeddings(torch.tensor((closing * n)[:n], dtype=torch.long))
+
+    return {name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")}
+
+
+def as_adapter(parts: Mapping[str, Tensor], card: AdapterCard | None = None) -> Adapter:
+    """Put parts together."""
+    return Adapter(parts["header"], parts["trailer"], parts["bridge"], card or AdapterCard())

@@ -1,0 +1,39 @@
+"""The student: the model answering from packets, by the same `encode` and `assemble` as for a user, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kvpacket_rag.anchor import anchor_ids
+from kvpacket_rag.assembly import assemble
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.training.config import DistillConfig
+from kvpacket_rag.training.lessons import Lesson, TaughtLesson
+
+__all__ = ["packets_of", "student_logits"]
+
+
+def student_logits(model: PacketModel, packets: Sequence[Packet], taught: TaughtLesson) -> Tensor:
+    """Logits [m + n - 1, vocabulary] at the m tail and n - 1 answer tokens, from packets."""
+    question = taught.lesson.question
+    forced = [*question.tail, *taught.answer[:-1]]
+    bridge = model.adapter.bridge
+    context = assemble(model, question.prefix, packets, room=len(bridge) + len(forced))
+    return model.logits(context.cache, forced, keep=len(forced), bridge=bridge)[0]
+
+
+def packets_of(model: PacketModel, lessons: Sequence[Lesson], config: DistillConfig) -> list[list[Packet]]:
+    """Packets of every lesson; chunks that stand in equal places are encoded together."""
+    firsts = [lesson.question.chunks[0] for lesson in lessons]
+    others = [chunk for lesson in lessons for chunk in lesson.question.chunks[1:]]
+    first = model.encode(firsts, anchor=anchor_ids(model, config.first_anchor))
+    later = model.encode(others, anchor=anchor_ids(model, config.anchor))
+    found, at = [], 0
+    for number, lesson in enumerate(lessons):
+        count = len(lesson.question.chunks) - 1
+        found.append([first[number], *later[at : at + count]])
+        at += count
+    return found
