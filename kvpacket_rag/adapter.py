@@ -1,8 +1,9 @@
 """Trained input embeddings around chunks and before the question (KV Packet, arXiv 2604.13226, section 3).
 
-An adapter has up to three parts, each possibly empty: `header` and `trailer` stand in every packet, before and
+An adapter has up to four parts, each possibly empty: `header` and `trailer` stand in every packet, before and
 after its chunk; `bridge` stands between the last packet and the question and is computed with the question, so
-that changing it rebuilds no packet. Files are safetensors with the card as JSON in the metadata.
+that changing it rebuilds no packet; `anchor` stands before the chunk when its packet is made and is left out of the
+packet, so that it costs nothing when answering. Files are safetensors with the card as JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvpacket_rag.errors import AdapterError
 
 __all__ = ["Adapter", "AdapterCard", "no_adapter"]
 
-PARTS = ("header", "trailer", "bridge")
+PARTS = ("header", "trailer", "bridge", "anchor")
 CARD_KEY = "kvpacket_adapter"
 
 
@@ -64,16 +65,17 @@ def _hash(parts: Iterable[Tensor]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Input embeddings [n, hidden] for the three places; n may be 0 in each."""
+    """Input embeddings [n, hidden] for the four places; n may be 0 in each."""
 
     header: Tensor
     trailer: Tensor
     bridge: Tensor
+    anchor: Tensor
     card: AdapterCard = field(default_factory=AdapterCard)
 
     def __post_init__(self) -> None:
-        widths = {tuple(part.shape[1:]) for part in (self.header, self.trailer, self.bridge)}
-        if any(part.ndim != 2 for part in (self.header, self.trailer, self.bridge)) or len(widths) != 1:
+        parts = [getattr(self, name) for name in PARTS]
+        if any(part.ndim != 2 for part in parts) or len({part.shape[1] for part in parts}) != 1:
             shapes = {name: tuple(getattr(self, name).shape) for name in PARTS}
             raise AdapterError(f"An adapter's parts must be [n, hidden] with one hidden size; got {shapes}.")
 
@@ -92,7 +94,27 @@ class Adapter:
     @cached_property
     def digest(self) -> str:
         """Hash of all parts."""
-        return _hash((self.header, self.trailer, self.bridge))
+        return _hash(getattr(self, name) for name in PARTS)
+
+    @cached_property
+    def anchor_hash(self) -> str:
+        """Hash of the anchor, on which packets made behind it depend."""
+        return _hash((self.anchor,))
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Tensor], card: AdapterCard | None = None) -> Adapter:
+        """Make an adapter of the parts given by name, at least one; the others are empty."""
+        empty = next(iter(parts.values())).new_empty(0, next(iter(parts.values())).shape[-1])
+        return cls(**{name: parts.get(name, empty) for name in PARTS}, card=card or AdapterCard())
+
+    def embed_anchor(self, ids: Tensor, embeds: Tensor) -> Tensor:
+        """Put the anchor's embeddings in the places of ids below zero: -1 is the anchor's first, and so on.
+
+        ids: [..., T]; embeds: [..., T, hidden], of which those places are replaced.
+        """
+        soft = (ids < 0).unsqueeze(-1).to(embeds.device)
+        rows = self.anchor.to(embeds)[(-1 - ids).clamp_min(0)]
+        return torch.where(soft, rows, embeds)
 
     def surround(self, embeds: Tensor, lengths: Sequence[int]) -> Tensor:
         """Put header and trailer around chunks given as embeddings [B, T, hidden], of which row i has `lengths[i]` tokens.
@@ -145,6 +167,5 @@ class Adapter:
 
 
 def no_adapter(hidden_size: int) -> Adapter:
-    """The adapter with three empty parts."""
-    empty = torch.empty(0, hidden_size)
-    return Adapter(empty, empty, empty)
+    """The adapter with empty parts."""
+    return Adapter.of({"header": torch.empty(0, hidden_size)})

@@ -10,49 +10,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel, PromptStyle
 from kvpacket_rag.packet import Packet
 
-__all__ = ["Anchor", "anchor_ids", "encode_in_place"]
+__all__ = ["Anchor", "anchor_ids", "default_anchor", "encode_in_place"]
 
 PASSAGES = (
     """\
-The old mill stands where the two streams meet, a short walk below the village. Its wheel was taken down many \
-years ago, and the stones inside are worn smooth. In spring the water rises to the second step of the door, and \
-the meadow behind it turns into a shallow pond where herons stand in the morning. In summer the grass is cut twice \
-and dried on wooden racks along the fence. Visitors come on Sundays, sit on the low wall and eat what they brought \
-with them. The path is narrow but well kept, and a painted sign near the bridge shows the way to the next farm. \
-When the first frost comes, the gate is closed until March, and only the keeper walks down once a week to look \
-after the roof.""",
+The Marlow Bridge is a stone road bridge over the River Teld in the county of Ansbury. It was designed by the \
+engineer Thomas Aldwin and opened on 14 May 1862, after four years of work. The bridge has five arches and is \
+184 metres long. During the flood of 1903 the second pier was damaged and had to be rebuilt. Since 1978 it has \
+been closed to lorries of more than 7.5 tonnes, and about 2,300 vehicles cross it every day.""",
     """\
-A train leaves the capital every hour and needs two and a half hours to the coast. It stops at four small \
-stations, where people with baskets and bicycles get on. The conductor knows most of them by name. Behind the last \
-tunnel the sea comes into view on the left, and the children press their faces to the windows. In the evening the \
-same train goes back almost empty, with the lights of the villages passing by.""",
+Helena Brandt (3 March 1894 – 19 October 1961) was a botanist and teacher. She was born in Karlshof, the second \
+of six children, and studied in Vienna and Leiden. In 1927 she joined the expedition to the Selva plateau, where \
+she described 41 species of moss. Her best known book, The Green Floor, appeared in 1935 and was translated into \
+nine languages. A street in her home town is named after her.""",
+    """\
+The term tariff band refers to a group of goods that are charged at the same rate. In most systems there are \
+between three and eight bands. Goods of the first band, such as bread, milk and medicine, are free of charge, \
+while those of the last band are charged at up to 30 percent. Critics say that the bands are hard to tell apart; \
+supporters answer that a single rate would cost poor households more than twice as much.""",
 )
-"""Texts about nothing in particular, so that no document is taken for their continuation."""
+"""Texts about things that do not exist, in the manner of texts that are looked things up in: a place, a person, a term."""
 
 
 class Anchor(StrEnum):
     """Kinds of anchor."""
 
     PASSAGES = "passages"
-    """The opening of the default prompt and two neutral passages: for chunks that stand among others. The default."""
+    """The opening of the default prompt and three neutral passages: for chunks that stand among others. The default
+    for models without a trained anchor."""
     OPENING = "opening"
-    """The opening of the default prompt only: for a chunk that stands first."""
+    """The opening of the default prompt only: for the chunk that stands first, the default there."""
+    TRAINED = "trained"
+    """The opening and the embeddings that an adapter learned in place of passages."""
     NONE = "none"
     """Nothing; every chunk is encoded alone, as in the KV Packet paper (arXiv 2604.13226)."""
 
 
 def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
-    """Token ids of an anchor for a model."""
+    """Token ids of an anchor for a model; ids below zero stand for the embeddings of its adapter's anchor.
+
+    Raises `InputError` for the trained anchor of an adapter that has none.
+    """
     if anchor is Anchor.NONE:
         return ()
     opening = model.text.prompt("?", style=PromptStyle()).prefix
     if anchor is Anchor.OPENING:
         return opening
+    if anchor is Anchor.TRAINED:
+        count = len(model.adapter.anchor)
+        if not count:
+            raise InputError(
+                f"The trained anchor needs an adapter with one, and {model.name} has none loaded. Load such an adapter, or "
+                f"choose the anchor {Anchor.PASSAGES.value!r}."
+            )
+        return opening + tuple(range(-1, -1 - count, -1))
     passages = (model.text.plain(passage) + model.text.separator for passage in PASSAGES)
     return opening + tuple(token for ids in passages for token in ids)
+
+
+def default_anchor(model: PacketModel) -> Anchor:
+    """The anchor that a model's adapter brings, else the neutral passages."""
+    return Anchor.TRAINED if len(model.adapter.anchor) else Anchor.PASSAGES
 
 
 def encode_in_place(

@@ -82,8 +82,9 @@ def fidelity(
     """Compare methods with full prefill: divergence, F1, time to first token, work and bytes."""
     from kvpacket_rag.adapter import Adapter
     from kvpacket_rag.baselines import make_methods
-    from kvpacket_rag.bench.fidelity import FidelityConfig, load_domains, run
+    from kvpacket_rag.bench.fidelity import FidelityConfig, run
     from kvpacket_rag.bench.fidelity_report import check_plots, summarise, write_report
+    from kvpacket_rag.domains import load_domains
     from kvpacket_rag.model import PacketModel
     from kvpacket_rag.shipped import shipped_adapter
 
@@ -91,7 +92,7 @@ def fidelity(
     config = FidelityConfig(k=k, chunk_tokens=chunk_tokens, max_new_tokens=max_new_tokens, seed=seed)
     domains = load_domains(data or [], kinds or ["biography", "needle"], n=n, k=k, split=split, seed=seed)
     make_folder(out_folder)
-    loaded = PacketModel.from_pretrained(model)
+    loaded = PacketModel.from_pretrained(model, adapter=None)
     chosen = make_methods(
         methods.split(","),
         packet=Adapter.load(adapter) if adapter else shipped_adapter(loaded.adapter_identity),

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.anchor import Anchor, default_anchor
 from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
@@ -42,10 +42,12 @@ class StoreSettings:
     """Length of the embedder's vectors; None until recorded."""
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     """Most tokens of a chunk."""
-    anchor: str = Anchor.PASSAGES.value
-    """What chunks see when their packets are made."""
-    first_anchor: str = Anchor.PASSAGES.value
-    """The same for the chunk that stands first; its packet is built on demand if this differs from `anchor`."""
+    anchor: str | None = None
+    """What chunks see when their packets are made; until recorded, None is what the model's adapter brings, else
+    the neutral passages."""
+    first_anchor: str = Anchor.OPENING.value
+    """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
+    packet, built when it first stands there."""
     storage: str | None = None
     """Number format of packets at rest; None until recorded."""
 
@@ -53,7 +55,7 @@ class StoreSettings:
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
             raise InputError(f"chunk_tokens must be at least {MIN_CHUNK_TOKENS}, got {self.chunk_tokens}.")
         for name in ("anchor", "first_anchor"):
-            if getattr(self, name) not in list(Anchor):
+            if getattr(self, name) not in (None, *Anchor):
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
 
 
@@ -65,7 +67,7 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
     """
     given = {key: value for key, value in given.items() if value is not None}
     if recorded is None:
-        first = {"first_anchor": given["anchor"]} if "anchor" in given else {}
+        first = {"first_anchor": Anchor.NONE.value} if given.get("anchor") == Anchor.NONE else {}
         return StoreSettings(**{**first, **given})
     for key, value in given.items():
         if recorded[key] != value and key != "model":
@@ -130,7 +132,8 @@ class Configuration:
 
     def recipe(self, place: int) -> PacketRecipe:
         """How packets for a place in the context (0 is first) are made."""
-        anchor = Anchor(self.settings.first_anchor if place == 0 else self.settings.anchor)
+        chosen = self.settings.first_anchor if place == 0 else self.settings.anchor
+        anchor = Anchor(chosen) if chosen else default_anchor(self.model)
         with self._lock:
             if anchor not in self._recipes:
                 storage = storage_dtype(self.settings.storage, self.model)
@@ -175,6 +178,7 @@ class Configuration:
             embedder=self.embedder.name,
             dimension=len(self.embed("dimension")),
             storage=recipe.fingerprint.storage,
+            anchor=recipe.anchor.value,
         )
 
     def record(self, connection: sa.Connection) -> None:
@@ -195,15 +199,17 @@ class Configuration:
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
                 storage = storage_dtype(self.settings.storage, model)
-                recipe = PacketRecipe.of(model, Anchor(self.settings.anchor), storage)
+                anchor = Anchor(self.settings.anchor) if self.settings.anchor else default_anchor(model)
+                recipe = PacketRecipe.of(model, anchor, storage)
                 self._compare(connection, recipe.fingerprint, model.name)
 
     def _compare(self, connection: sa.Connection, found: Fingerprint, name: str) -> None:
         """Raise `MismatchError` unless the packets of the store were made as `found` says.
 
-        Another adapter is another recipe for new packets, not another model.
+        Another adapter, or another anchor trained with one, is another recipe for new packets, not another model.
         """
         fields = read_fact(connection, "fingerprint")
-        expected = Fingerprint(**{**fields, "adapter": found.adapter})
+        trained = {"anchor": found.anchor} if self.settings.anchor == Anchor.TRAINED else {}
+        expected = Fingerprint(**{**fields, "adapter": found.adapter, **trained})
         made_with = read_fact(connection, "settings")["model"]
         expected.check(found, f"The store at {self._folder} was built with {made_with}, the model given is {name}")

@@ -110,8 +110,6 @@ class DocumentStore:
         """Close the database; the store cannot be used afterwards."""
         self._database.close()
 
-    # -- model and embedder ---------------------------------------------------------------------------------
-
     @property
     def settings(self) -> StoreSettings:
         """What the store is made with."""
@@ -134,8 +132,6 @@ class DocumentStore:
 
     def _builder(self) -> Builder:
         return Builder(self._database, self._packets, self._configuration)
-
-    # -- documents ------------------------------------------------------------------------------------------
 
     def add(
         self, documents: Iterable[Document], *, progress: Callable[[BuildProgress], None] | None = None
@@ -218,7 +214,9 @@ class DocumentStore:
         """List the documents, by id."""
         return list_documents(self._database)
 
-    # -- search ---------------------------------------------------------------------------------------------
+    def chunks(self) -> list[Chunk]:
+        """All chunks, in the order they were added."""
+        return self._retrieval.every_chunk()
 
     def search(self, question: str, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
         """Find the k chunks nearest the question, best first; fewer if the store has fewer.
@@ -230,8 +228,6 @@ class DocumentStore:
         if not question.strip():
             raise InputError("The question is empty; give a text of at least one character.")
         return self._retrieval.nearest(self._configuration.embed(question), k, filter)
-
-    # -- packets --------------------------------------------------------------------------------------------
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
         """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.
@@ -255,8 +251,6 @@ class DocumentStore:
     def forget_packets(self) -> None:
         """Empty the memory of packets, so that the next question reads them from disk."""
         self._packets.forget()
-
-    # -- care -----------------------------------------------------------------------------------------------
 
     def info(self) -> StoreInfo:
         """Count what the store holds."""

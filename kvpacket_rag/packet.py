@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ __all__ = [
     "LoadedPackets",
     "Packet",
     "StateLayout",
+    "check_chunks",
     "content_hash",
 ]
 
@@ -41,6 +43,18 @@ def canonical(value: object) -> bytes:
 def content_hash(token_ids: tuple[int, ...]) -> str:
     """Hash of a chunk's token ids: what two chunks of equal text have in common."""
     return hashlib.sha256(canonical(list(token_ids))).hexdigest()
+
+
+def check_chunks(lengths: Sequence[int], anchor: int, extra: int, positions: int) -> None:
+    """Raise `InputError` if a chunk is empty, or does not fit `positions` behind `anchor` tokens with `extra` slots."""
+    for index, length in enumerate(lengths):
+        if not length:
+            raise InputError(f"Chunk {index} has no tokens; skip empty chunks before encoding.")
+        if anchor + extra + length > positions:
+            raise InputError(
+                f"Chunk {index} has {length} tokens; with an anchor of {anchor} and {extra} adapter slots the model's "
+                f"{positions} positions are exceeded. Split it into smaller chunks."
+            )
 
 
 @dataclass(frozen=True)

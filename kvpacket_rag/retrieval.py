@@ -99,6 +99,11 @@ class Retrieval:
         """Chunks by row id."""
         return [hit.chunk for hit in self.hits(dict.fromkeys(ids, 0.0))]
 
+    def every_chunk(self) -> list[Chunk]:
+        """All chunks, by row id."""
+        with self._database.reading() as connection:
+            return self.chunks(list(connection.execute(sa.select(chunks.c.id).order_by(chunks.c.id)).scalars()))
+
 
 def _hit(row: Any, score: float) -> Hit:
     token_ids = tuple(np.frombuffer(row.token_ids, dtype="<i4").tolist())

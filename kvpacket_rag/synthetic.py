@@ -161,11 +161,11 @@ _QUESTIONS = {
 }
 
 
-def _rng(kind: str, seed: int, number: int) -> random.Random:
+def _rng(kind: str, seed: int | str, number: int) -> random.Random:
     return random.Random(f"{kind}:{seed}:{number}")  # noqa: S311 - repeatable, no secret
 
 
-def biography(number: int, k: int, seed: int) -> Sample:
+def biography(number: int, k: int, seed: int | str) -> Sample:
     """Make `k` profiles of fictional people and ask for one fact of the first."""
     rng = _rng("biography", seed, number)
     names = rng.sample([f"{first} {last}" for first in _FIRST for last in _LAST], k)
@@ -239,7 +239,7 @@ _FILLER = (
 )
 
 
-def needle(number: int, k: int, seed: int, sentences: int = 10) -> Sample:
+def needle(number: int, k: int, seed: int | str, sentences: int = 10) -> Sample:
     """Make `k` passages of filler sentences; one sentence of the first, at any depth, holds the number asked for."""
     rng = _rng("needle", seed, number)
 
@@ -254,10 +254,10 @@ def needle(number: int, k: int, seed: int, sentences: int = 10) -> Sample:
     return Sample(question, (code,), tuple(" ".join(p) for p in passages), row=number, complete=True)
 
 
-GENERATORS: Mapping[str, Callable[[int, int, int], Sample]] = {"biography": biography, "needle": needle}
+GENERATORS: Mapping[str, Callable[[int, int, int | str], Sample]] = {"biography": biography, "needle": needle}
 
 
-def generate_samples(kind: str, n: int, k: int, seed: int) -> list[Sample]:
+def generate_samples(kind: str, n: int, k: int, seed: int | str) -> list[Sample]:
     """Make `n` samples of `k` passages; equal seeds give equal samples."""
     if kind not in GENERATORS:
         raise InputError(f"There is no generator {kind!r}; there are {', '.join(GENERATORS)}.")

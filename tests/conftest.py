@@ -159,7 +159,11 @@ def open_store(tmp_path: Path, llama: PacketModel) -> Iterator[Callable[..., Doc
     opened = []
 
     def make(folder: str = "kb", **options: object) -> DocumentStore:
-        given = {"model": llama, "embedder": HashEmbedder(), "chunk_tokens": 60, "storage": "float32", **options}
+        # One packet a chunk, unless a test is about the second one.
+        one = {"first_anchor": options.get("anchor", "passages")}
+        given = {
+            "model": llama, "embedder": HashEmbedder(), "chunk_tokens": 60, "storage": "float32", **one, **options
+        }  # fmt: skip
         opened.append(DocumentStore.open(tmp_path / folder, **given))
         return opened[-1]
 

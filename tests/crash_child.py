@@ -19,7 +19,9 @@ def document(number: int, version: int) -> Document:
 
 
 def open_at(folder: str) -> DocumentStore:
-    return DocumentStore.open(folder, model=MODEL, embedder=HashEmbedder(), chunk_tokens=60, storage="float32")
+    return DocumentStore.open(
+        folder, model=MODEL, embedder=HashEmbedder(), chunk_tokens=60, storage="float32", first_anchor="passages"
+    )
 
 
 def run(folder: str, started) -> None:

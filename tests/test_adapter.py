@@ -16,8 +16,10 @@ from .conftest import tiny_model
 
 
 def adapter(hidden=64, **card):
-    return Adapter(
-        *(torch.randn(n, hidden, generator=torch.Generator().manual_seed(n)) for n in (2, 0, 3)), AdapterCard(**card)
+    sizes = {"header": 2, "trailer": 0, "bridge": 3, "anchor": 4}
+    return Adapter.of(
+        {name: torch.randn(n, hidden, generator=torch.Generator().manual_seed(n)) for name, n in sizes.items()},
+        AdapterCard(**card),
     )
 
 
@@ -25,7 +27,7 @@ def test_an_adapter_read_back_is_the_adapter_written(tmp_path):
     one = adapter(model="m", architecture="llama", chunk_lengths=(64, 256), fidelity={"qa": 0.1})
     one.save(tmp_path / "a.safetensors")
     two = Adapter.load(tmp_path / "a.safetensors")
-    assert all(torch.equal(getattr(one, p), getattr(two, p)) for p in ("header", "trailer", "bridge"))
+    assert all(torch.equal(getattr(one, p), getattr(two, p)) for p in ("header", "trailer", "bridge", "anchor"))
     assert two.card == one.card
     assert two.packet_hash == one.packet_hash
 
@@ -34,7 +36,7 @@ def test_only_header_and_trailer_are_part_of_a_packets_identity():
     one = adapter()
     assert replace(one, bridge=one.bridge + 1).packet_hash == one.packet_hash
     assert replace(one, header=one.header + 1).packet_hash != one.packet_hash
-    assert Adapter(one.trailer, one.trailer, one.bridge).packet_hash == "none"
+    assert Adapter.of({"bridge": one.bridge}).packet_hash == "none"
 
 
 @pytest.mark.parametrize(
@@ -73,4 +75,4 @@ def test_files_that_are_no_adapter_are_refused(tmp_path):
 
 def test_parts_of_different_width_are_refused():
     with pytest.raises(AdapterError, match="one hidden size"):
-        Adapter(torch.zeros(1, 4), torch.zeros(1, 5), torch.zeros(0, 4))
+        Adapter.of({"header": torch.zeros(1, 4), "trailer": torch.zeros(1, 5)})

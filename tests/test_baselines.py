@@ -120,8 +120,7 @@ def test_work_is_counted_and_recomputing_costs_more_than_placing(llama: PacketMo
 
 
 def test_a_bridge_is_run_before_the_question(llama: PacketModel):
-    empty = torch.empty(0, llama.hidden_size)
-    adapter = Adapter(empty, empty, torch.randn(3, llama.hidden_size))
+    adapter = Adapter.of({"bridge": torch.randn(3, llama.hidden_size)})
     with_bridge, without = (begun(make_methods(["packet"], packet=a)[0], llama) for a in (adapter, no_adapter(64)))
     assert with_bridge.context.cache.length == without.context.cache.length + 3
     assert with_bridge.passes[-1].tokens == without.passes[-1].tokens + 3

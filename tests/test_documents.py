@@ -8,8 +8,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
-from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.adapter import Adapter
+from kvpacket_rag.anchor import Anchor, encode_in_place
 from kvpacket_rag.chunking import Document
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, MismatchError, NotFoundError
@@ -195,8 +197,9 @@ def test_the_first_place_may_have_an_anchor_of_its_own_built_on_demand(open_stor
 
 
 def test_every_anchor_kind_makes_a_store(open_store):
+    model = tiny_model(adapter=Adapter.of({"anchor": torch.ones(3, 64)}))
     for anchor in Anchor:
-        store = open_store(f"kb-{anchor}", anchor=anchor)
+        store = open_store(f"kb-{anchor}", anchor=anchor, model=model)
         store.add(handbook())
         assert store.packets([store.search("lamp")[0].chunk]).built == 0
 
@@ -298,7 +301,7 @@ def test_flipped_tokens_in_a_row_are_found(store):
 
 
 def test_an_unknown_anchor_is_named(open_store):
-    with pytest.raises(InputError, match="passages, opening, none; got 'sea'"):
+    with pytest.raises(InputError, match="passages, opening, trained, none; got 'sea'"):
         open_store(anchor="sea")
 
 
@@ -348,7 +351,9 @@ def _add_in_a_process(folder, names, barrier):
     import torch
 
     torch.set_num_threads(1)
-    store = DocumentStore.open(folder, model=tiny_model(), embedder=HashEmbedder(), chunk_tokens=60, storage="float32")
+    store = DocumentStore.open(
+        folder, model=tiny_model(), embedder=HashEmbedder(), chunk_tokens=60, storage="float32", first_anchor="passages"
+    )
     barrier.wait()
     for name in names:
         store.add([Document(f"{name} is a number. It is shared by all.", id=name)])
@@ -408,3 +413,48 @@ def test_opening_without_creating_needs_a_store(tmp_path):
     with pytest.raises(NotFoundError, match="no store at"):
         DocumentStore.open(tmp_path / "none", create=False)
     assert not (tmp_path / "none").exists()
+
+
+def test_the_chunk_that_stands_first_has_a_packet_of_its_own_built_when_needed(open_store):
+    store = open_store(first_anchor=None)
+    store.add(handbook())
+    assert store.settings.first_anchor == "opening"
+    chunks = [hit.chunk for hit in store.search("lamp", k=3)]
+    loaded = store.packets(chunks)
+    assert loaded.built == 1
+    assert store.packets(chunks).built == 0
+    assert store.packets(chunks[1:]).built == 1, "another one stands first now"
+    expected = encode_in_place(
+        store.model, [chunk.token_ids for chunk in chunks], first=Anchor.OPENING, later=Anchor.PASSAGES
+    )
+    for packet, own in zip(loaded.packets, expected, strict=True):
+        assert torch.allclose(packet.states[0].keys, own.states[0].keys, atol=1e-5)
+    assert store.verify().clean
+
+
+def test_a_store_without_anchors_has_one_packet_for_every_place(open_store):
+    store = open_store(anchor="none", first_anchor=None)
+    store.add(handbook())
+    assert store.settings.first_anchor == "none"
+    assert store.packets([hit.chunk for hit in store.search("lamp", k=3)]).built == 0
+
+
+def test_an_adapter_with_an_anchor_makes_the_packets_and_another_one_makes_them_anew(open_store):
+    one, two = (tiny_model(adapter=Adapter.of({"anchor": torch.full((4, 64), value)})) for value in (0.5, -0.5))
+    store = open_store(model=one)
+    store.add(handbook())
+    assert store.settings.anchor == "trained"
+    chunks = [hit.chunk for hit in store.search("lamp", k=3)]
+    keys = {}
+    for name, model in (("one", one), ("two", two)):
+        with open_store(model=model) as reopened:
+            loaded = reopened.packets(chunks)
+            keys[name] = loaded.packets[1].states[0].keys
+            assert loaded.built == (1 if name == "one" else 2), "the first place does not depend on it"
+    assert not torch.equal(keys["one"][1:], keys["two"][1:])
+
+
+def test_a_store_made_with_a_trained_anchor_needs_an_adapter_with_one(open_store, llama):
+    open_store(model=tiny_model(adapter=Adapter.of({"anchor": torch.ones(4, 64)}))).add(handbook())
+    with pytest.raises(InputError, match="needs an adapter"):
+        open_store(model=llama)

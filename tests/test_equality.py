@@ -33,7 +33,11 @@ def block_mask_logits(model: PacketModel, order: list[int], anchor: list[int]) -
     and chunks, never an anchor. Adapter parts are part of the chunk, the bridge part of the tail.
     """
     hf, adapter = model._hf, model.adapter
-    embed = lambda ids: hf.get_input_embeddings()(torch.tensor(ids, dtype=torch.long))  # noqa: E731
+
+    def embed(ids: list[int]) -> torch.Tensor:
+        table = torch.cat((adapter.anchor.flip(0), hf.get_input_embeddings().weight))
+        return table[torch.tensor(ids, dtype=torch.long) + len(adapter.anchor)]
+
     pieces, positions, owners = [embed(PREFIX)], [torch.arange(len(PREFIX))], [torch.full((len(PREFIX),), -1)]
     start = len(PREFIX)
     for number, index in enumerate(order):
@@ -78,8 +82,10 @@ def test_a_context_of_packets_equals_one_pass_under_the_block_mask(any_model, or
     if adapted:
         generator = torch.Generator().manual_seed(5)
         scale = float(model._hf.get_input_embeddings()(torch.tensor([7])).std())
-        parts = [torch.randn(n, model.hidden_size, generator=generator) * scale for n in (3, 2, 4)]
-        model = with_adapter(model, Adapter(*parts))
+        sizes = {"header": 3, "trailer": 2, "bridge": 4, "anchor": 5}
+        parts = {name: torch.randn(n, model.hidden_size, generator=generator) * scale for name, n in sizes.items()}
+        model = with_adapter(model, Adapter.of(parts))
+        anchor = [*anchor, *range(-1, -6, -1)] if anchor else anchor
     packets = model.encode(CHUNKS, anchor=anchor)
     context = assemble(model, PREFIX, [packets[i] for i in order], room=20)
     logits = ask(model, context, TAIL, bridge=model.adapter.bridge)[0]

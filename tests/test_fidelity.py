@@ -11,8 +11,9 @@ import torch
 from kvpacket_rag import fidelity
 from kvpacket_rag.adapter import Adapter, no_adapter
 from kvpacket_rag.baselines import ALL, make_methods
-from kvpacket_rag.bench.fidelity import RECORDS, FidelityConfig, load_domains, run
+from kvpacket_rag.bench.fidelity import RECORDS, FidelityConfig, run
 from kvpacket_rag.bench.fidelity_report import markdown, summarise, write_report
+from kvpacket_rag.domains import load_domains
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 
@@ -125,8 +126,7 @@ def test_an_interrupted_run_goes_on_and_more_methods_and_questions_are_added(lla
 
 
 def test_results_of_another_adapter_are_not_taken_up(llama: PacketModel, tmp_path: Path):
-    empty = torch.empty(0, 64)
-    for number, adapter in enumerate((no_adapter(64), Adapter(empty, empty, torch.ones(2, 64)))):
+    for number, adapter in enumerate((no_adapter(64), Adapter.of({"bridge": torch.ones(2, 64)}))):
         records = run(llama, domains(1), make_methods(["packet"], packet=adapter), CONFIG, tmp_path)
         assert len((tmp_path / RECORDS).read_text().splitlines()) == 1 + 2 * (number + 1)
     assert len(records) == 2

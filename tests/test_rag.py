@@ -183,8 +183,10 @@ def test_a_missing_packet_is_built_and_reported(rag):
 def test_an_adapter_takes_part_and_makes_packets_of_its_own(open_store, store):
     plain = RAG(store, k=2, config=SHORT).ask(QUESTION)
     generator = torch.Generator().manual_seed(0)
-    parts = [torch.randn(n, 64, generator=generator) for n in (2, 1, 3)]
-    adapted = tiny_model(adapter=Adapter(*parts))
+    sizes = {"header": 2, "trailer": 1, "bridge": 3}
+    adapted = tiny_model(
+        adapter=Adapter.of({name: torch.randn(n, 64, generator=generator) for name, n in sizes.items()})
+    )
     with open_store(model=adapted) as same_folder:
         answer = RAG(same_folder, k=2, config=SHORT).ask(QUESTION)
         assert answer.usage.packets_built == 2
@@ -194,9 +196,7 @@ def test_an_adapter_takes_part_and_makes_packets_of_its_own(open_store, store):
 
 
 def test_a_bridge_alone_uses_the_packets_that_are_there(open_store, store):
-    bridge = Adapter(
-        torch.empty(0, 64), torch.empty(0, 64), torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    )
+    bridge = Adapter.of({"bridge": torch.randn(4, 64, generator=torch.Generator().manual_seed(0))})
     with open_store(model=tiny_model(adapter=bridge)) as same_folder:
         assert RAG(same_folder, k=2, config=SHORT).ask(QUESTION).usage.packets_built == 0
 
@@ -230,4 +230,5 @@ def test_the_model_is_loaded_by_name_when_it_is_first_needed(tmp_path, store):
         first.add(handbook())
     with DocumentStore.open(tmp_path / "other", embedder=HashEmbedder()) as again:
         assert isinstance(again.model, PacketModel)
+        assert RAG(again, config=SHORT).ask(QUESTION).usage.packets_built == 1, "the one that stands first"
         assert RAG(again, config=SHORT).ask(QUESTION).usage.packets_built == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpacket_rag.adapter import Adapter
+from kvpacket_rag.adapter import PARTS, Adapter
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.assembly import assemble
 from kvpacket_rag.errors import InputError
@@ -26,7 +26,7 @@ from kvpacket_rag.training.student import packets_of, student_logits
 from .conftest import VOCABULARY, tiny_model
 
 CHUNKS = [[7, 8, 9, 10, 11], [12, 13, 14]]
-PREFIX, TAIL, ANCHOR = [1, 5, 6], [20, 21, 22, 23], [30, 31, 32, 33]
+PREFIX, TAIL, ANCHOR = [1, 5, 6], [20, 21, 22, 23], [30, 31, -1, -2]
 VARIETY = Variety(k=(2, 3), chunk_tokens=(24, 40))
 QUICK = DistillConfig(
     sizes=Sizes(1, 1, 2), steps=4, batch=2, accumulate=1, evaluate_every=2, answer_tokens=5, learning_rate=1e-2,
@@ -40,7 +40,7 @@ def adapted(model: PacketModel, parts: dict[str, torch.Tensor], *, differentiabl
 
 def some_parts(model: PacketModel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
-    return {name: torch.randn(2, model.hidden_size, generator=generator) for name in ("header", "trailer", "bridge")}
+    return {name: torch.randn(2, model.hidden_size, generator=generator) for name in PARTS}
 
 
 def logits_of(model: PacketModel) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_the_gate_opens_for_an_adapter_that_is_better_in_every_domain(tmp_path: 
     assert distill(student, lessons, lessons, tmp_path, config).accepted
 
 
-@pytest.mark.parametrize("sizes", [Sizes(bridge=2), Sizes(header=1, trailer=1), Sizes(1, 1, 2)])
+@pytest.mark.parametrize("sizes", [Sizes(bridge=2), Sizes(header=1, trailer=1), Sizes(1, 1, 2), Sizes(anchor=6)])
 def test_an_interrupted_run_ends_as_one_that_was_not(llama: PacketModel, tmp_path: Path, sizes: Sizes):
     lessons = lessons_of(llama, 4)
     config = replace(QUICK, sizes=sizes)
@@ -225,8 +225,8 @@ def test_checkpoints_are_safetensors_with_json(llama: PacketModel, tmp_path: Pat
 
 @pytest.mark.parametrize("start", list(Start))
 def test_every_start_gives_embeddings_of_the_models_own_size(llama: PacketModel, start: Start):
-    parts = start_values(llama, Sizes(2, 3, 4), start, seed=0)
-    assert [tuple(parts[name].shape) for name in parts] == [(2, 64), (3, 64), (4, 64)]
+    parts = start_values(llama, Sizes(2, 3, 4, 5), start, seed=0)
+    assert [tuple(parts[name].shape) for name in parts] == [(2, 64), (3, 64), (4, 64), (5, 64)]
     assert all(torch.isfinite(part).all() for part in parts.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.anchor import Anchor, anchor_ids
+from kvpacket_rag.anchor import Anchor, encode_in_place
 from kvpacket_rag.baselines.base import AbstractMethod, Begun, begin_from
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
@@ -17,18 +17,24 @@ __all__ = ["PacketMethod"]
 class PacketMethod(AbstractMethod):
     """Packets made behind an anchor, with an adapter or without."""
 
-    def __init__(self, name: str, anchor: Anchor, adapter: Adapter | None = None) -> None:
-        self.name, self.anchor, self.adapter = name, anchor, adapter
-        self.stored = f"{anchor}/{adapter.packet_hash if adapter else 'none'}"
+    def __init__(
+        self, name: str, anchor: Anchor | None, adapter: Adapter | None = None, *, first: Anchor | None = None
+    ) -> None:
+        """anchor: default the one the adapter brings. first: that of the chunk that stands first, default as the others'."""
+        if anchor is None:
+            anchor = Anchor.TRAINED if adapter is not None and len(adapter.anchor) else Anchor.PASSAGES
+        self.name, self.anchor, self.adapter, self.first = name, anchor, adapter, first or anchor
+        hashes = f"{adapter.packet_hash}/{adapter.anchor_hash}" if adapter else "none"
+        self.stored = f"{self.first}/{anchor}/{hashes}"
 
     @property
     def identity(self) -> str:
-        """Anchor and adapter, the bridge included."""
-        return f"{self.anchor}/{self.adapter.digest if self.adapter else 'none'}"
+        """Anchors and adapter, the bridge included."""
+        return f"{self.first}/{self.anchor}/{self.adapter.digest if self.adapter else 'none'}"
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
-        """Encode every chunk behind the anchor, with the adapter's header and trailer."""
-        return model.with_adapter(self.adapter).encode(chunks, anchor=anchor_ids(model, self.anchor))
+        """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""
+        return encode_in_place(model.with_adapter(self.adapter), chunks, first=self.first, later=self.anchor)
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
         """Place the packets and run the adapter's bridge and the question."""

@@ -24,7 +24,7 @@ DEFAULT_PERCENT = 30
 
 CORE = ("full", "none", "bare", "paper", "anchored", "packet")
 ALL = (
-    *CORE, "sink", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
+    *CORE, "sink", "one-anchor", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
     "samkv-30", "a3-30", "random-30",
 )  # fmt: skip
 
@@ -58,8 +58,9 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
         "bare": PacketMethod("bare", Anchor.NONE),
         "paper": PacketMethod("paper", Anchor.NONE, paper),
         "sink": PacketMethod("sink", Anchor.OPENING),
-        "anchored": PacketMethod("anchored", Anchor.PASSAGES),
-        "packet": PacketMethod("packet", Anchor.PASSAGES, packet),
+        "one-anchor": PacketMethod("one-anchor", Anchor.PASSAGES),
+        "anchored": PacketMethod("anchored", Anchor.PASSAGES, first=Anchor.OPENING),
+        "packet": PacketMethod("packet", None, packet, first=Anchor.OPENING),
     }
     if name in plain:
         return plain[name]

@@ -46,7 +46,7 @@ class AbstractRepair(AbstractMethod):
     """Packets encoded alone, then a share of their tokens computed again in the assembled context."""
 
     kind: str
-    stored = f"{Anchor.NONE}/none"
+    stored = f"{Anchor.NONE}/{Anchor.NONE}/none"
 
     def __init__(self, share: float) -> None:
         if not 0 < share <= 1:

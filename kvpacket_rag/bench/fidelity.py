@@ -16,16 +16,15 @@ from pathlib import Path
 import torch
 
 from kvpacket_rag.baselines import AbstractMethod, Begun
+from kvpacket_rag.domains import Domain
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import contains, divergence, exact_match, f1
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.questions import Question, Questions
-from kvpacket_rag.samples import Sample, Split, load_samples, take, with_distractors
-from kvpacket_rag.synthetic import GENERATORS, generate_samples
 from kvpacket_rag.teacher import Taught, continue_greedily, teach
 
-__all__ = ["Domain", "FidelityConfig", "Record", "load_domains", "run"]
+__all__ = ["FidelityConfig", "Record", "run"]
 
 RECORDS = "samples.jsonl"
 
@@ -46,46 +45,6 @@ class FidelityConfig:
         for name in ("k", "chunk_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
-
-
-@dataclass(frozen=True)
-class Domain:
-    """Samples of one kind."""
-
-    name: str
-    samples: tuple[Sample, ...]
-    source: str
-    """Where they come from: a description for the report."""
-
-
-def load_domains(
-    files: Sequence[Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
-) -> list[Domain]:
-    """Draw `n` samples of each kind: of the next file for a file's format, made up for a generator.
-
-    Raises `InputError` if files and formats do not match, or there is no such split.
-    """
-    wanted = [kind for kind in kinds if kind not in GENERATORS]
-    if len(wanted) != len(files):
-        raise InputError(
-            f"Give one --format for each --data file, in the same order: got {len(files)} files and the formats {list(wanted)}."
-        )
-    if split not in tuple(Split):
-        raise InputError(f"The split must be one of {', '.join(Split)}; got {split!r}.")
-    remaining = iter(files)
-    domains: list[Domain] = []
-    for kind in kinds:
-        if kind in GENERATORS:
-            samples, source, name = generate_samples(kind, n, k, seed), f"made up, seed {seed}", kind
-        else:
-            path = next(remaining)
-            pool = load_samples(path, kind, Split(split))
-            samples = with_distractors(take(pool, n, seed), pool, k, seed)
-            source, name = f"{path.name}, split {split}, seed {seed}", kind
-        if any(domain.name == name for domain in domains):
-            name = f"{name}-{len(domains)}"
-        domains.append(Domain(name, tuple(samples), source))
-    return domains
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvpacket_rag.bench.environment import machine, versions
-from kvpacket_rag.bench.fidelity import Domain, FidelityConfig, Record
+from kvpacket_rag.bench.fidelity import FidelityConfig, Record
+from kvpacket_rag.domains import Domain
 from kvpacket_rag.errors import require
 from kvpacket_rag.fidelity import interval, ratio_interval
 from kvpacket_rag.model import PacketModel

@@ -14,19 +14,21 @@ KEPT = 8
 """Anchors and prefixes whose states a model keeps."""
 
 States = tuple[GroupStates, ...]
+Key = tuple[int | str, ...]
+"""Token ids, and before them what else the states depend on."""
 
 
 class FixedStates:
     """The states of the last few sequences asked for; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, ...], States] = OrderedDict()
+        self._kept: OrderedDict[Key, States] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __contains__(self, ids: tuple[int, ...]) -> bool:
+    def __contains__(self, ids: Key) -> bool:
         return ids in self._kept
 
-    def get(self, ids: tuple[int, ...], compute: Callable[[], States]) -> States:
+    def get(self, ids: Key, compute: Callable[[], States]) -> States:
         """Give the states of a sequence, computed if they are not kept."""
         with self._lock:
             if (states := self._kept.get(ids)) is None:

@@ -10,7 +10,7 @@ import torch
 
 from kvpacket_rag.packet import StateLayout, canonical
 
-__all__ = ["config_hash", "layout_hash", "rope_hash", "short_hash", "tokenizer_hash", "weights_hash"]
+__all__ = ["config_hash", "layout_hash", "layout_hashes", "rope_hash", "short_hash", "tokenizer_hash", "weights_hash"]
 
 _VOLATILE = {
     "_name_or_path",
@@ -84,3 +84,8 @@ def rope_hash(layout: StateLayout) -> str:
 def layout_hash(layout: StateLayout) -> str:
     """Hash of which layers cache what shapes: changes when a release of transformers caches something else."""
     return short_hash(canonical([[list(g.layers), list(g.key_shape), list(g.value_shape)] for g in layout.groups]))
+
+
+def layout_hashes(config: Any, layout: StateLayout) -> tuple[str, str, str]:
+    """What a fingerprint says of the kind of states a model caches: its fields model, rope and cache."""
+    return config_hash(config), rope_hash(layout), layout_hash(layout)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kvpacket_rag.adapter import Adapter, no_adapter
-from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import identity
 from kvpacket_rag.model.cache import ContextCache, GrowingCache
 from kvpacket_rag.model.chat import TextCodec
@@ -25,12 +24,15 @@ from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
 from kvpacket_rag.model.size import ModelSize, model_size
-from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical
+from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks
+from kvpacket_rag.shipped import shipped_adapter
 
 __all__ = ["PacketModel"]
 
 logger = logging.getLogger(__name__)
 
+SHIPPED = "shipped"
+"""Names the adapter that comes with the package."""
 BATCH_TOKENS = 2048
 """Chunk tokens encoded in one forward pass: enough to fill a processor, few enough to stay in its caches."""
 
@@ -79,19 +81,23 @@ class PacketModel:
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
-        adapter: Adapter | str | Path | None = None,
+        adapter: Adapter | str | Path | None = SHIPPED,
     ) -> PacketModel:
         """Load a model by catalogue name, Hugging Face id, folder or GGUF file.
 
         device: default CUDA where there is one, else the CPU.
         dtype: default bfloat16 where the processor computes it natively, else float32.
+        adapter: a file or an adapter, None for none, default the one that comes with the package for this model, if any.
         Raises `ModelLoadError` when nothing can be loaded under that name, `UnsupportedModelError` when the
         model's states cannot be moved.
         """
         loaded = load(str(name), device=device, dtype=dtype)
-        if adapter is not None and not isinstance(adapter, Adapter):
+        model = cls(loaded.model, loaded.tokenizer, name=loaded.name, source=loaded.source)
+        if adapter == SHIPPED:
+            adapter = shipped_adapter(model.adapter_identity)
+        elif isinstance(adapter, str | Path):
             adapter = Adapter.load(adapter)
-        return cls(loaded.model, loaded.tokenizer, name=loaded.name, source=loaded.source, adapter=adapter)
+        return model.with_adapter(adapter)
 
     def _take(self, adapter: Adapter) -> None:
         adapter.check(**self.adapter_identity)
@@ -156,18 +162,18 @@ class PacketModel:
 
     def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: torch.dtype) -> Fingerprint:
         """Say what packets of this model depend on, for chunks that see `anchor` and are stored as `storage`."""
+        trained = (self.adapter.anchor_hash,) if anchor and min(anchor) < 0 else ()
+        model, rope, cache = identity.layout_hashes(self._hf.config, self.layout)
         return Fingerprint(
+            model=model, rope=rope, cache=cache,
             namespace=namespace,
-            model=identity.config_hash(self._hf.config),
             weights=self.weights_hash,
             compute=str(self.dtype).removeprefix("torch."),
             tokenizer=self.tokenizer_hash,
-            rope=identity.rope_hash(self.layout),
-            cache=identity.layout_hash(self.layout),
-            anchor=identity.short_hash(canonical(list(anchor))) if anchor else "none",
+            anchor=identity.short_hash(canonical([*anchor, *trained])) if anchor else "none",
             adapter=self.adapter.packet_hash,
             storage=str(storage).removeprefix("torch."),
-        )
+        )  # fmt: skip
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """Input embeddings [n, hidden] of token ids [n], float32, on the CPU."""
@@ -214,14 +220,14 @@ class PacketModel:
         """Run tokens as `forward` does; returns float32 logits [B, keep, vocabulary] of the last `keep` tokens."""
         tensor = torch.as_tensor(ids, dtype=torch.long, device=self.device)
         tensor = tensor if tensor.ndim == 2 else tensor[None]
-        inputs: dict[str, Any]
+        inputs: dict[str, Any] = {"input_ids": tensor}
         count = tensor.shape[1]
         if bridge is not None and len(bridge):
             soft = bridge.to(device=self.device, dtype=self.dtype).expand(tensor.shape[0], -1, -1)
             inputs = {"inputs_embeds": torch.cat((soft, self._forward.embed(tensor)), dim=1)}
             count += soft.shape[1]
-        else:
-            inputs = {"input_ids": tensor}
+        elif bool((tensor < 0).any()):
+            inputs = {"inputs_embeds": self.adapter.embed_anchor(tensor, self._forward.embed(tensor.clamp_min(0)))}
         if mask is not None:
             inputs["attention_mask"] = mask
         if positions is None:
@@ -238,7 +244,9 @@ class PacketModel:
             self.forward(cache, ids)
             return cache.read(0, 0, len(ids), self.dtype)
 
-        return self._fixed.get(tuple(ids), compute)
+        if min(ids) >= 0:
+            return self._fixed.get(tuple(ids), compute)
+        return compute() if self._differentiable else self._fixed.get((self.adapter.anchor_hash, *ids), compute)
 
     def has_fixed(self, ids: Sequence[int]) -> bool:
         """Whether `fixed_states` of these ids are ready."""
@@ -261,14 +269,7 @@ class PacketModel:
         Raises `InputError` for an empty chunk or one that does not fit behind the anchor.
         """
         extra = len(self.adapter.header) + len(self.adapter.trailer)
-        for index, chunk in enumerate(chunks):
-            if not chunk:
-                raise InputError(f"Chunk {index} has no tokens; skip empty chunks before encoding.")
-            if len(anchor) + extra + len(chunk) > self.max_positions:
-                raise InputError(
-                    f"Chunk {index} has {len(chunk)} tokens; with an anchor of {len(anchor)} and {extra} adapter slots the model's "
-                    f"{self.max_positions} positions are exceeded. Split it into smaller chunks."
-                )
+        check_chunks([len(chunk) for chunk in chunks], len(anchor), extra, self.max_positions)
         order = sorted(range(len(chunks)), key=lambda i: len(chunks[i]), reverse=True)
         while order:
             rows = max(1, BATCH_TOKENS // (len(chunks[order[0]]) + extra))
@@ -291,9 +292,8 @@ class PacketModel:
         positions = torch.arange(start, start + longest)[None].expand(len(chunks), -1)
         inputs = {"input_ids": ids.to(self.device)}
         if header or trailer:
-            inputs = {
-                "inputs_embeds": self.adapter.surround(self._forward.embed(ids), [len(chunk) for chunk in chunks])
-            }
+            lengths = [len(chunk) for chunk in chunks]
+            inputs = {"inputs_embeds": self.adapter.surround(self._forward.embed(ids), lengths)}
         self._forward(cache, positions, keep=0, differentiable=self._differentiable, **inputs)
         for row, chunk in enumerate(chunks):
             states = cache.read(row, start, start + header + len(chunk) + trailer, storage)

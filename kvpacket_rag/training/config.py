@@ -15,10 +15,10 @@ __all__ = ["DistillConfig"]
 class DistillConfig:
     """How an adapter is trained."""
 
-    sizes: Sizes = field(default_factory=lambda: Sizes(bridge=8))
+    sizes: Sizes = field(default_factory=lambda: Sizes(anchor=128))
     start: Start = Start.DELIMITERS
     anchor: Anchor = Anchor.PASSAGES
-    """What chunks see when their packets are made."""
+    """What chunks see when their packets are made; the trained anchor takes its place where one is learned."""
     first_anchor: Anchor = Anchor.OPENING
     """The same for the chunk that stands first."""
     steps: int = 120
@@ -49,6 +49,11 @@ class DistillConfig:
             raise InputError(f"batch must be a multiple of accumulate; got {self.batch} and {self.accumulate}.")
         if not self.learning_rate > 0 or not 0 <= self.warm_up < 1 or self.tail_weight < 0 or not self.clip > 0:
             raise InputError("learning_rate and clip must be above 0, warm_up in [0, 1), tail_weight 0 or more.")
+
+    @property
+    def seen(self) -> Anchor:
+        """What chunks that stand later see in training."""
+        return Anchor.TRAINED if self.sizes.anchor else self.anchor
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, numbered from 0."""

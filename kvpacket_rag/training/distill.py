@@ -23,7 +23,7 @@ from kvpacket_rag.training.checkpoint import Checkpoint, load_checkpoint, moment
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.lessons import Lesson, Lessons, TaughtLesson
 from kvpacket_rag.training.loss import top_kl
-from kvpacket_rag.training.parts import as_adapter, start_values
+from kvpacket_rag.training.parts import start_values
 from kvpacket_rag.training.student import packets_of, student_logits
 
 __all__ = ["DistillConfig", "Progress", "Trained", "distill"]
@@ -122,7 +122,7 @@ class _Run:
         return total
 
     def _loss(self, lessons: Sequence[TaughtLesson]) -> Tensor:
-        adapted = self.model.with_adapter(as_adapter(self.parts), differentiable=True)
+        adapted = self.model.with_adapter(Adapter.of(self.parts), differentiable=True)
         # Packets that do not depend on what is learned are made as always, without gradients.
         maker = adapted if self.config.sizes.rebuilds else self.model
         packets = packets_of(maker, [taught.lesson for taught in lessons], self.config)
@@ -150,7 +150,7 @@ class _Run:
 
     def consider(self) -> float:
         """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
-        found = self.measure(as_adapter({name: part.detach() for name, part in self.parts.items()}))
+        found = self.measure(Adapter.of({name: part.detach() for name, part in self.parts.items()}))
         if not self.best_fidelity or _mean(found) < _mean(self.best_fidelity):
             self.best_fidelity = found
             self.best = {name: part.detach().clone() for name, part in self.parts.items()}
@@ -216,7 +216,7 @@ def distill(
             best = _mean(run.best_fidelity) if run.best_fidelity else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
     accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
-    adapter = as_adapter(run.best, _card(base, run, data))
+    adapter = Adapter.of(run.best, _card(base, run, data))
     return Trained(adapter, accepted, run.without, run.best_fidelity, run.history)
 
 
@@ -230,7 +230,7 @@ def _card(model: PacketModel, run: _Run, data: str) -> AdapterCard:
         weights=model.weights_hash,
         data=data,
         chunk_lengths=(min(lengths), max(lengths)),
-        anchors=(str(config.first_anchor), str(config.anchor)),
+        anchors=(str(config.first_anchor), str(config.seen)),
         training={"steps": run.step, "lessons": len(run.lessons), "seed": config.seed, "start": str(config.start)},
         fidelity=run.best_fidelity,
         without=run.without,

@@ -6,18 +6,17 @@ text anyway.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.anchor import Anchor, anchor_ids
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 
-__all__ = ["Sizes", "Start", "as_adapter", "start_values"]
+__all__ = ["Sizes", "Start", "start_values"]
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,21 @@ class Sizes:
     header: int = 0
     trailer: int = 0
     bridge: int = 0
+    anchor: int = 0
+    """Embeddings of the anchor; they start from the neutral passages, whatever the start of the others."""
 
     def __post_init__(self) -> None:
-        if min(self.header, self.trailer, self.bridge) < 0 or not self.header + self.trailer + self.bridge:
+        numbers = (self.header, self.trailer, self.bridge, self.anchor)
+        if min(numbers) < 0 or not any(numbers):
             raise InputError(
                 f"An adapter needs at least one embedding and no part below 0; got header {self.header}, trailer "
-                f"{self.trailer}, bridge {self.bridge}."
+                f"{self.trailer}, bridge {self.bridge}, anchor {self.anchor}."
             )
 
     @property
     def rebuilds(self) -> bool:
         """Whether packets depend on the adapter."""
-        return bool(self.header or self.trailer)
+        return bool(self.header or self.trailer or self.anchor)
 
 
 class Start(StrEnum):
@@ -68,9 +70,10 @@ def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> d
         closing = model.text.prompt("?").tail if start is Start.CLOSING else model.text.separator
         return model.embeddings(torch.tensor((closing * n)[:n], dtype=torch.long))
 
-    return {name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")}
-
-
-def as_adapter(parts: Mapping[str, Tensor], card: AdapterCard | None = None) -> Adapter:
-    """Put parts together."""
-    return Adapter(parts["header"], parts["trailer"], parts["bridge"], card or AdapterCard())
+    passages = anchor_ids(model, Anchor.PASSAGES)[len(anchor_ids(model, Anchor.OPENING)) :]
+    if sizes.anchor > len(passages):
+        raise InputError(
+            f"The anchor can have up to {len(passages)} embeddings, those of the passages; got {sizes.anchor}."
+        )
+    anchor = model.embeddings(torch.tensor(passages[len(passages) - sizes.anchor :], dtype=torch.long))
+    return {**{name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")}, "anchor": anchor}

@@ -30,7 +30,7 @@ def packets_of(model: PacketModel, lessons: Sequence[Lesson], config: DistillCon
     firsts = [lesson.question.chunks[0] for lesson in lessons]
     others = [chunk for lesson in lessons for chunk in lesson.question.chunks[1:]]
     first = model.encode(firsts, anchor=anchor_ids(model, config.first_anchor))
-    later = model.encode(others, anchor=anchor_ids(model, config.anchor))
+    later = model.encode(others, anchor=anchor_ids(model, config.seen if len(model.adapter.anchor) else config.anchor))
     found, at = [], 0
     for number, lesson in enumerate(lessons):
         count = len(lesson.question.chunks) - 1

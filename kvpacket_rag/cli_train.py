@@ -1,0 +1,192 @@
+"""`kvpacket train`: an adapter for one's own documents or questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kvpacket_rag.cli_bench import Data, Format
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.terminal import bar, err, make_folder, out
+
+if TYPE_CHECKING:
+    from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.training import DistillConfig, Lesson, Progress, Trained
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is learned from."""
+
+    model: PacketModel
+    lessons: list[Lesson]
+    held_out: list[Lesson]
+    data: str
+
+
+train = typer.Typer()
+
+
+@train.command("train")
+def train_command(
+    kb: Annotated[
+        Path | None,
+        typer.Argument(metavar="[KB]", help="Knowledge base to train on; or give --data.", show_default=False),
+    ] = None,
+    data: Data = None,
+    kinds: Format = None,
+    model: Annotated[
+        str | None, typer.Option(help="Generator, default the knowledge base's, else smollm2-135m-instruct.")
+    ] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="The adapter's file.")] = Path("adapter.safetensors"),
+    run_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", help="Folder of the run, gone on with if it is there; default the adapter's name with .run."
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 200,
+    held_out: Annotated[int, typer.Option(help="More questions of each kind, to choose and judge by.")] = 16,
+    header: Annotated[int, typer.Option(help="Embeddings before each chunk.")] = 0,
+    trailer: Annotated[int, typer.Option(help="Embeddings behind each chunk.")] = 0,
+    bridge: Annotated[int, typer.Option(help="Embeddings before the question.")] = 0,
+    start: Annotated[
+        str, typer.Option(help="What embeddings start from: delimiters, closing, mean or random.")
+    ] = "delimiters",
+    soft_anchor: Annotated[
+        int, typer.Option(help="Embeddings of the anchor, which cost nothing when answering.")
+    ] = 128,
+    anchor: Annotated[str, typer.Option(help="What chunks see in training, without a trained anchor.")] = "passages",
+    first_anchor: Annotated[str, typer.Option(help="The same for the chunk that stands first.")] = "opening",
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 120,
+    batch: Annotated[int, typer.Option(help="Questions of one step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
+) -> None:
+    """Train an adapter: the model learns to answer from packets as it does from the whole text. No labels are needed.
+
+    With a knowledge base the model writes questions about its chunks. Interrupt at any time and run the same
+    command again to go on.
+    """
+    from kvpacket_rag.anchor import Anchor
+    from kvpacket_rag.training import DistillConfig, Sizes, Start
+
+    if (kb is None) == (not data and not kinds):
+        raise InputError("Give either a knowledge base to train on, or --data and --format.")
+    config = DistillConfig(
+        sizes=Sizes(header, trailer, bridge, soft_anchor), start=_choice(Start, start, "--start"),
+        anchor=_choice(Anchor, anchor, "--anchor"), first_anchor=_choice(Anchor, first_anchor, "--first-anchor"),
+        steps=steps, batch=batch, accumulate=_parts(batch), learning_rate=learning_rate, tail_weight=tail_weight, seed=seed,
+    )  # fmt: skip
+    folder = run_folder or out_file.with_name(out_file.name + ".run")
+    make_folder(folder)
+    make_folder(out_file.absolute().parent)
+    _check_plots()
+    if kb is not None:
+        material = _from_store(kb, model, n, held_out, seed, folder)
+    else:
+        material = _from_files(data or [], kinds or [], model, n, held_out, seed)
+    _tell(_train(material, config, folder), out_file, folder)
+
+
+def _check_plots() -> None:
+    from kvpacket_rag.training.report import check_plots
+
+    check_plots()
+
+
+def _train(material: Material, config: DistillConfig, folder: Path) -> Trained:
+    """Train with a progress bar, and write the report of the run."""
+    from kvpacket_rag.training import distill
+    from kvpacket_rag.training.report import write_report
+
+    with bar("loss {task.fields[loss]}", "held out {task.fields[held]}", "best {task.fields[best]}") as shown:
+        task = shown.add_task("Training", total=config.steps, loss="–", held="–", best="–")
+
+        def show(state: Progress) -> None:
+            best = "–" if state.best is None else f"{state.best:.4f}"
+            shown.update(task, completed=state.step, loss=f"{state.loss:.4f}", best=best)
+            if state.fidelity is not None:
+                shown.update(task, held=f"{state.fidelity:.4f}")
+
+        trained = distill(
+            material.model, material.lessons, material.held_out, folder, config, data=material.data, progress=show
+        )
+    write_report(trained, config, folder)
+    return trained
+
+
+def _choice(kind: type[StrEnum], value: str, option: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InputError(f"{option} must be one of {', '.join(kind)}; got {value!r}.") from error
+
+
+def _parts(batch: int) -> int:
+    """Run a batch two lessons at a time, or one if it is odd."""
+    return batch // 2 if batch % 2 == 0 else batch
+
+
+def _from_files(
+    data: Sequence[Path], kinds: Sequence[str], model: str | None, n: int, held_out: int, seed: int
+) -> Material:
+    from kvpacket_rag.domains import load_domains
+    from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.training import Variety, draw_lessons
+
+    variety = Variety()
+    most = max(variety.k)
+    # Of the rows that are not held out for `bench fidelity`, the first are learned from and the last held out here.
+    domains = load_domains(data, kinds, n=n + held_out, k=most, split="train", seed=seed)
+    loaded = PacketModel.from_pretrained(model or "smollm2-135m-instruct")
+    parts = [domain.divide(held_out) for domain in domains]
+    lessons, held = (
+        draw_lessons(loaded, [(part[half].name, part[half].samples) for part in parts], variety, seed)
+        for half in (0, 1)
+    )
+    return Material(loaded, lessons, held, "; ".join(f"{domain.name} ({domain.source})" for domain in domains))
+
+
+def _from_store(kb: Path, model: str | None, n: int, held_out: int, seed: int, folder: Path) -> Material:
+    from kvpacket_rag.documents import DocumentStore
+    from kvpacket_rag.training import Variety, draw_lessons
+    from kvpacket_rag.training.writing import write_samples
+
+    with DocumentStore.open(kb, model=model, create=False) as store, bar("{task.completed}/{task.total}") as shown:
+        task = shown.add_task("Writing questions", total=None)
+        samples = write_samples(
+            store, n + held_out, max(Variety().k), seed, folder / "questions.jsonl",
+            progress=lambda done, total: shown.update(task, completed=done, total=total),
+        )  # fmt: skip
+        lengths = (store.settings.chunk_tokens + 8,)
+        variety = Variety(chunk_tokens=lengths)
+        held, learned = samples[:held_out], samples[held_out:]
+        lessons, held_lessons = (draw_lessons(store.model, [("kb", part)], variety, seed) for part in (learned, held))
+        return Material(store.model, lessons, held_lessons, f"questions about {store.info().documents} documents")
+
+
+def _tell(trained: Trained, file: Path, folder: Path) -> None:
+    """Print what was won in each domain; write the adapter if the gate let it through."""
+    table = Table("held out", "without", "with", "ratio")
+    for name, before in trained.without.items():
+        after = trained.best[name]
+        table.add_row(name, f"{before:.4f}", f"{after:.4f}", f"{after / before:.2f}")
+    out.print(table)
+    out.print("KL to full prefill per answer token, nats.")
+    if not trained.accepted:
+        rejected = folder / "rejected.safetensors"
+        trained.adapter.save(rejected)
+        err.print(
+            f"[yellow]Not offered:[/] it is not better than no adapter in every domain. It is kept as {rejected}."
+        )
+        raise typer.Exit(1)
+    trained.adapter.save(file)
+    out.print(f"Written to {file}.")

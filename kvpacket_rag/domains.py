@@ -1,0 +1,64 @@
+"""Several kinds of questions at once, from files and generators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.samples import Sample, Split, load_samples, take, with_distractors
+from kvpacket_rag.synthetic import GENERATORS, generate_samples
+
+__all__ = ["Domain", "load_domains"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Samples of one kind."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    source: str
+    """Where they come from: a description for reports and cards."""
+
+    def divide(self, last: int) -> tuple[Domain, Domain]:
+        """Split off the samples of rows of the last `last` samples, so that no row is in both halves."""
+        held = {sample.row for sample in self.samples[len(self.samples) - last :]}
+        first = tuple(sample for sample in self.samples if sample.row not in held)
+        return replace(self, samples=first), replace(self, samples=self.samples[len(self.samples) - last :])
+
+
+def load_domains(
+    files: Sequence[Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
+) -> list[Domain]:
+    """Draw `n` samples of each kind: of the next file for a file's format, made up for a generator.
+
+    Raises `InputError` if files and formats do not match, or there is no such split.
+    """
+    wanted = [kind for kind in kinds if kind not in GENERATORS]
+    if len(wanted) != len(files):
+        raise InputError(
+            f"Give one --format for each --data file, in the same order: got {len(files)} files and the formats {list(wanted)}."
+        )
+    if split not in tuple(Split):
+        raise InputError(f"The split must be one of {', '.join(Split)}; got {split!r}.")
+    remaining = iter(files)
+    domains: list[Domain] = []
+    for kind in kinds:
+        if kind in GENERATORS:
+            # Made up anew for each split: no question is in both.
+            samples, source, name = (
+                generate_samples(kind, n, k, f"{split}:{seed}"),
+                f"made up, split {split}, seed {seed}",
+                kind,
+            )
+        else:
+            path = next(remaining)
+            pool = load_samples(path, kind, Split(split))
+            samples = with_distractors(take(pool, n, seed), pool, k, seed)
+            source, name = f"{path.name}, split {split}, seed {seed}", kind
+        if any(domain.name == name for domain in domains):
+            name = f"{name}-{len(domains)}"
+        domains.append(Domain(name, tuple(samples), source))
+    return domains
