@@ -46,14 +46,17 @@ class Anchor(StrEnum):
     """The opening of the default prompt only: for the chunk that stands first, the default there."""
     TRAINED = "trained"
     """The opening and the embeddings that an adapter learned in place of passages."""
+    CORPUS = "corpus"
+    """The opening and passages of the store's own documents, as `kvpacket tune-anchor` chooses them."""
     NONE = "none"
     """Nothing; every chunk is encoded alone, as in the KV Packet paper (arXiv 2604.13226)."""
 
 
-def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
+def anchor_ids(model: PacketModel, anchor: Anchor, texts: Sequence[str] = ()) -> tuple[int, ...]:
     """Token ids of an anchor for a model; ids below zero stand for the embeddings of its adapter's anchor.
 
-    Raises `InputError` for the trained anchor of an adapter that has none.
+    texts: the passages of a corpus anchor. Raises `InputError` for the trained anchor of an adapter that has none, or
+    a corpus anchor without texts.
     """
     if anchor is Anchor.NONE:
         return ()
@@ -68,7 +71,13 @@ def anchor_ids(model: PacketModel, anchor: Anchor) -> tuple[int, ...]:
                 f"choose the anchor {Anchor.PASSAGES.value!r}."
             )
         return opening + tuple(range(-1, -1 - count, -1))
-    passages = (model.text.plain(passage) + model.text.separator for passage in PASSAGES)
+    if anchor is Anchor.CORPUS and not texts:
+        raise InputError(
+            "The corpus anchor is made of the store's own documents: `kvpacket tune-anchor KB` chooses it."
+        )
+    passages = (
+        model.text.plain(passage) + model.text.separator for passage in (texts if anchor is Anchor.CORPUS else PASSAGES)
+    )
     return opening + tuple(token for ids in passages for token in ids)
 
 
@@ -78,8 +87,7 @@ def default_anchor(model: PacketModel) -> Anchor:
 
 
 def encode_in_place(
-    model: PacketModel, chunks: Sequence[Sequence[int]], *, first: Anchor, later: Anchor
+    model: PacketModel, chunks: Sequence[Sequence[int]], *, first: Sequence[int], later: Sequence[int]
 ) -> list[Packet]:
     """Make the packets of chunks for the places they stand in: the first behind its own anchor, the others behind theirs."""
-    opening = model.encode(chunks[:1], anchor=anchor_ids(model, first))
-    return opening + model.encode(chunks[1:], anchor=anchor_ids(model, later))
+    return model.encode(chunks[:1], anchor=first) + model.encode(chunks[1:], anchor=later)

@@ -6,7 +6,7 @@ Settings are recorded at the first `add` and fixed from then on; another model o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import Anchor, default_anchor
 from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, MismatchError
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
 from kvpacket_rag.recipe import PacketRecipe, storage_dtype
 from kvpacket_rag.schema import documents
@@ -27,6 +28,8 @@ from kvpacket_rag.schema import documents
 __all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+ADAPTER_FILE = "adapter.safetensors"
+"""The adapter of a store that does not use the one of the package."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class StoreSettings:
     anchor: str | None = None
     """What chunks see when their packets are made; until recorded, None is what the model's adapter brings, else
     the neutral passages."""
+    anchor_texts: tuple[str, ...] = ()
+    """Passages of a corpus anchor."""
     first_anchor: str = Anchor.OPENING.value
     """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
     packet, built when it first stands there."""
@@ -54,6 +59,7 @@ class StoreSettings:
     def __post_init__(self) -> None:
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
             raise InputError(f"chunk_tokens must be at least {MIN_CHUNK_TOKENS}, got {self.chunk_tokens}.")
+        object.__setattr__(self, "anchor_texts", tuple(self.anchor_texts))  # JSON knows lists only
         for name in ("anchor", "first_anchor"):
             if getattr(self, name) not in (None, *Anchor):
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
@@ -69,8 +75,9 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
     if recorded is None:
         first = {"first_anchor": Anchor.NONE.value} if given.get("anchor") == Anchor.NONE else {}
         return StoreSettings(**{**first, **given})
+    recorded = {**asdict(StoreSettings()), **recorded}
     for key, value in given.items():
-        if recorded[key] != value and key != "model":
+        if recorded[key] != value and key not in ("model", "anchor_texts"):
             raise MismatchError(
                 f"The store at {folder} was made with {key} {recorded[key]!r}, now {value!r} is given. Leave it out, or build another store.",
                 field=key, expected=recorded[key], found=value,
@@ -117,7 +124,9 @@ class Configuration:
         """The generator."""
         with self._lock:
             if self._model is None:
-                model = PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute)
+                own = self._folder / ADAPTER_FILE
+                adapter = own if own.exists() else SHIPPED
+                model = PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute, adapter=adapter)
                 self._check_model(model)
                 self._model = model
             return self._model
@@ -137,7 +146,7 @@ class Configuration:
         with self._lock:
             if anchor not in self._recipes:
                 storage = storage_dtype(self.settings.storage, self.model)
-                self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage)
+                self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage, self.settings.anchor_texts)
             return self._recipes[anchor]
 
     @cached_property
@@ -181,6 +190,26 @@ class Configuration:
             anchor=recipe.anchor.value,
         )
 
+    def change(self, anchor: Anchor | None, texts: Sequence[str] = (), adapter: Adapter | None = None) -> None:
+        """Make packets in another way from now on; those that are there are of no use until they are made anew.
+
+        anchor: default the one the adapter brings. adapter: default the present one; otherwise it is kept with the store.
+        Raises `AdapterError` if the adapter belongs to another model.
+        """
+        with self._lock:
+            if adapter is not None:
+                self._model = self.model.with_adapter(adapter)
+                part = self._folder / f"{ADAPTER_FILE}.part"
+                adapter.save(part)
+                part.replace(self._folder / ADAPTER_FILE)
+            anchor = anchor or default_anchor(self.model)
+            self.settings = replace(self.settings, anchor=anchor.value, anchor_texts=tuple(texts))
+            self._recipes.clear()
+            with self._database.writing() as connection:
+                if _recorded(connection) is not None:
+                    write_fact(connection, "settings", asdict(self.settings))
+                    write_fact(connection, "fingerprint", asdict(self.recipe(1).fingerprint))
+
     def record(self, connection: sa.Connection) -> None:
         """Write down what the store is made with, in the transaction of its first document.
 
@@ -200,7 +229,7 @@ class Configuration:
             if _recorded(connection) is not None:
                 storage = storage_dtype(self.settings.storage, model)
                 anchor = Anchor(self.settings.anchor) if self.settings.anchor else default_anchor(model)
-                recipe = PacketRecipe.of(model, anchor, storage)
+                recipe = PacketRecipe.of(model, anchor, storage, self.settings.anchor_texts)
                 self._compare(connection, recipe.fingerprint, model.name)
 
     def _compare(self, connection: sa.Connection, found: Fingerprint, name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.building import (
     AddReport,
@@ -20,7 +21,7 @@ from kvpacket_rag.building import (
 )
 from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration, StoreSettings
-from kvpacket_rag.database import Database, parts
+from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder
 from kvpacket_rag.errors import (
     DamagedError,
@@ -34,8 +35,8 @@ from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, ins
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import LoadedPackets, Packet
 from kvpacket_rag.readers import SourceFile, find_files, read_file
+from kvpacket_rag.remaking import drop_other_packets, rebuild_missing
 from kvpacket_rag.retrieval import Filter, Hit, Retrieval
-from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
@@ -277,16 +278,22 @@ class DocumentStore:
             self._rebuild_missing()
         return replace(verify(self._database, self._packets), repaired=len(keys))
 
-    def _rebuild_missing(self) -> None:
-        recipe = self._configuration.recipe(1)
-        packed = sa.exists().where(
-            packet_table.c.content == chunk_table.c.content, packet_table.c.fingerprint == recipe.fingerprint.digest
-        )
-        with self._database.reading() as connection:
-            ids = list(connection.execute(sa.select(chunk_table.c.id).where(~packed)).scalars())
-        for part in parts(ids, 64):
-            chunks = {chunk.content: chunk for chunk in self._retrieval.chunks(part)}
-            self._builder().build_on_demand(list(chunks.values()), recipe)
+    def _rebuild_missing(self, progress: Callable[[int, int], None] | None = None) -> None:
+        rebuild_missing(self._database, self._packets, self._retrieval, self._configuration, progress)
+
+    def remake(
+        self, anchor: Anchor | None = None, *, texts: Sequence[str] = (), adapter: Adapter | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Make all packets in another way: behind another anchor, or with another adapter, which the store then keeps.
+
+        anchor: default the one the adapter brings, else the neutral passages; texts: the passages of a corpus anchor.
+        Interrupted, what is missing is built when needed, or by the next call. Raises `AdapterError` if the adapter
+        belongs to another model.
+        """
+        self._configuration.change(anchor, texts, adapter)
+        self._rebuild_missing(progress)
+        drop_other_packets(self._database, self._packets, self._configuration)
 
     def collect_garbage(self) -> list[str]:
         """Remove files and packets that nothing refers to; returns the removed files."""

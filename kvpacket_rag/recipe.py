@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +28,9 @@ class PacketRecipe:
     storage: torch.dtype
 
     @classmethod
-    def of(cls, model: PacketModel, anchor: Anchor, storage: torch.dtype) -> PacketRecipe:
-        """Give the recipe of packets behind `anchor`, stored as `storage`."""
-        ids = anchor_ids(model, anchor)
+    def of(cls, model: PacketModel, anchor: Anchor, storage: torch.dtype, texts: Sequence[str] = ()) -> PacketRecipe:
+        """Give the recipe of packets behind `anchor` (a corpus anchor of `texts`), stored as `storage`."""
+        ids = anchor_ids(model, anchor, texts)
         return cls(anchor, ids, model.fingerprint(namespace=NAMESPACE, anchor=ids, storage=storage), storage)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.anchor import Anchor, encode_in_place
+from kvpacket_rag.anchor import Anchor, anchor_ids, encode_in_place
 from kvpacket_rag.baselines.base import AbstractMethod, Begun, begin_from
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
@@ -34,7 +34,9 @@ class PacketMethod(AbstractMethod):
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
         """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""
-        return encode_in_place(model.with_adapter(self.adapter), chunks, first=self.first, later=self.anchor)
+        adapted = model.with_adapter(self.adapter)
+        first, later = (anchor_ids(adapted, anchor) for anchor in (self.first, self.anchor))
+        return encode_in_place(adapted, chunks, first=first, later=later)
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
         """Place the packets and run the adapter's bridge and the question."""

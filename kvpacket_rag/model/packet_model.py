@@ -27,7 +27,7 @@ from kvpacket_rag.model.size import ModelSize, model_size
 from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks
 from kvpacket_rag.shipped import shipped_adapter
 
-__all__ = ["PacketModel"]
+__all__ = ["SHIPPED", "PacketModel"]
 
 logger = logging.getLogger(__name__)
 
