@@ -44,7 +44,7 @@ class AdapterCard:
     data: str = ""
     """Training data, in words."""
     chunk_lengths: tuple[int, int] = (0, 0)
-    """Shortest and longest chunk in training, tokens."""
+    """Shortest and longest chunk in training, tokens; (0, 0) if unknown."""
     anchors: tuple[str, str] = ("", "")
     """What chunks saw in training: the one standing first, and the others."""
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +53,11 @@ class AdapterCard:
     """KL to full prefill per answer token on held-out questions, by domain."""
     without: Mapping[str, float] = field(default_factory=dict)
     """The same without an adapter."""
+
+    def far_from(self, chunk_tokens: int) -> bool:
+        """Whether chunks of this length are far from all in training: below half the shortest or above twice the longest."""
+        shortest, longest = self.chunk_lengths
+        return longest > 0 and not shortest / 2 <= chunk_tokens <= 2 * longest
 
 
 def _hash(parts: Iterable[Tensor]) -> str:

@@ -5,6 +5,7 @@ Settings are recorded at the first `add` and fixed from then on; another model o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from kvpacket_rag.recipe import PacketRecipe, storage_dtype
 from kvpacket_rag.schema import documents
 
 __all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 ADAPTER_FILE = "adapter.safetensors"
@@ -180,6 +183,12 @@ class Configuration:
                 f"Chunks of {splitter.chunk_tokens} tokens behind an anchor of {len(recipe.anchor_ids)} do not fit the "
                 f"{self.model.max_positions} positions of {self.model.name}. Choose smaller chunks."
             )
+        card = self.model.adapter.card
+        if card.far_from(splitter.chunk_tokens):
+            logger.warning(
+                "Chunks of %d tokens are far from those the adapter was trained on (%d to %d); measure before relying on it.",
+                splitter.chunk_tokens, *card.chunk_lengths,
+            )  # fmt: skip
         self.settings = replace(
             self.settings,
             model=self.model.source,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kvpacket_rag.adapter import Adapter
+from kvpacket_rag.adapter import Adapter, AdapterCard
 from kvpacket_rag.anchor import Anchor, anchor_ids, encode_in_place
 from kvpacket_rag.chunking import Document
 from kvpacket_rag.documents import DocumentStore
@@ -461,3 +461,13 @@ def test_a_store_made_with_a_trained_anchor_needs_an_adapter_with_one(open_store
     open_store(model=tiny_model(adapter=Adapter.of({"anchor": torch.ones(4, 64)}))).add(handbook())
     with pytest.raises(InputError, match="needs an adapter"):
         open_store(model=llama)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "warned"), [((30, 120), False), ((0, 0), False), ((2, 20), True), ((200, 400), True)]
+)
+def test_chunks_far_from_an_adapters_training_are_warned_about(open_store, caplog, lengths, warned):
+    card = AdapterCard(chunk_lengths=lengths)
+    store = open_store(model=tiny_model(adapter=Adapter.of({"anchor": torch.ones(2, 64)}, card)))
+    store.add(handbook())
+    assert any("far from those" in record.message for record in caplog.records) is warned

@@ -216,7 +216,9 @@ def distill(
             best = _mean(run.best_fidelity) if run.best_fidelity else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
     accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
-    adapter = Adapter.of(run.best, _card(base, run, data))
+    # In the number format the model computes in, as it was measured; 16 bit keep the file small.
+    parts = {name: part.to(base.dtype) for name, part in run.best.items()}
+    adapter = Adapter.of(parts, _card(base, run, data))
     return Trained(adapter, accepted, run.without, run.best_fidelity, run.history)
 
 
@@ -231,7 +233,15 @@ def _card(model: PacketModel, run: _Run, data: str) -> AdapterCard:
         data=data,
         chunk_lengths=(min(lengths), max(lengths)),
         anchors=(str(config.first_anchor), str(config.seen)),
-        training={"steps": run.step, "lessons": len(run.lessons), "seed": config.seed, "start": str(config.start)},
+        training={
+            "sizes": asdict(config.sizes),
+            "start": str(config.start),
+            "steps": run.step,
+            "batch": config.batch,
+            "learning_rate": config.learning_rate,
+            "lessons": len(run.lessons),
+            "seed": config.seed,
+        },
         fidelity=run.best_fidelity,
         without=run.without,
     )
