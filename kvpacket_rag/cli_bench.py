@@ -14,8 +14,10 @@ from kvpacket_rag.terminal import bar, make_folder
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
 Data = Annotated[
-    list[Path] | None,
-    typer.Option("--data", help="File of questions; may be given several times, each with its --format."),
+    list[str] | None,
+    typer.Option(
+        "--data", help="File of questions, or hf:DATASET:SPLIT; may be given several times, each with its --format."
+    ),
 ]
 Format = Annotated[
     list[str] | None,
@@ -83,9 +85,10 @@ def fidelity(
     from kvpacket_rag.adapter import Adapter
     from kvpacket_rag.baselines import make_methods
     from kvpacket_rag.bench.fidelity import FidelityConfig, run
-    from kvpacket_rag.bench.fidelity_report import check_plots, summarise, write_report
+    from kvpacket_rag.bench.fidelity_report import summarise, write_report
     from kvpacket_rag.domains import load_domains
     from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.plots import check_plots
     from kvpacket_rag.shipped import shipped_adapter
 
     check_plots()

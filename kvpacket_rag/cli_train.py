@@ -76,6 +76,7 @@ def train_command(
     command again to go on.
     """
     from kvpacket_rag.anchor import Anchor
+    from kvpacket_rag.plots import check_plots
     from kvpacket_rag.training import DistillConfig, Sizes, Start
 
     if (kb is None) == (not data and not kinds):
@@ -88,18 +89,12 @@ def train_command(
     folder = run_folder or out_file.with_name(out_file.name + ".run")
     make_folder(folder)
     make_folder(out_file.absolute().parent)
-    _check_plots()
+    check_plots()
     if kb is not None:
         material = _from_store(kb, model, n, held_out, seed, folder)
     else:
         material = _from_files(data or [], kinds or [], model, n, held_out, seed)
     _tell(_train(material, config, folder), out_file, folder)
-
-
-def _check_plots() -> None:
-    from kvpacket_rag.training.report import check_plots
-
-    check_plots()
 
 
 def _train(material: Material, config: DistillConfig, folder: Path) -> Trained:
@@ -136,7 +131,7 @@ def _parts(batch: int) -> int:
 
 
 def _from_files(
-    data: Sequence[Path], kinds: Sequence[str], model: str | None, n: int, held_out: int, seed: int
+    data: Sequence[str], kinds: Sequence[str], model: str | None, n: int, held_out: int, seed: int
 ) -> Material:
     from kvpacket_rag.domains import load_domains
     from kvpacket_rag.model import PacketModel

@@ -30,7 +30,7 @@ class Domain:
 
 
 def load_domains(
-    files: Sequence[Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
+    files: Sequence[str | Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
 ) -> list[Domain]:
     """Draw `n` samples of each kind: of the next file for a file's format, made up for a generator.
 
@@ -57,7 +57,7 @@ def load_domains(
             path = next(remaining)
             pool = load_samples(path, kind, Split(split))
             samples = with_distractors(take(pool, n, seed), pool, k, seed)
-            source, name = f"{path.name}, split {split}, seed {seed}", kind
+            source, name = f"{Path(path).name}, split {split}, seed {seed}", kind
         if any(domain.name == name for domain in domains):
             name = f"{name}-{len(domains)}"
         domains.append(Domain(name, tuple(samples), source))

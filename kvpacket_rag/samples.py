@@ -15,10 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import InputError, require
 
 __all__ = ["FORMATS", "Sample", "Split", "load_samples", "take", "with_distractors"]
 
+HUB = "hf:"
 HELD_OUT_EVERY = 3
 """One row in three is held out; see `Split`."""
 
@@ -112,6 +113,27 @@ FORMATS: Mapping[str, Callable[[Any], Iterator[Sample]]] = {
 }
 
 
+def _squad_rows(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Put rows of the hub's SQuAD (one per question) together as the published file has them."""
+    paragraphs: dict[str, list[Any]] = {}
+    for row in rows:
+        answers = [{"text": text} for text in row["answers"]["text"]]
+        paragraphs.setdefault(row["context"], []).append({"question": row["question"], "answers": answers})
+    return {"data": [{"paragraphs": [{"context": context, "qas": qas} for context, qas in paragraphs.items()]}]}
+
+
+def _from_hub(name: str, kind: str) -> Any:
+    """Read `hf:DATASET[:CONFIGURATION]:SPLIT` with the library of Hugging Face."""
+    datasets = require("datasets", extra="hub", purpose=f"Reading {name}")
+    dataset, *configuration, split = name.removeprefix(HUB).split(":")
+    if not split or len(configuration) > 1:
+        raise InputError(
+            f"A data set of the hub is named hf:DATASET:SPLIT or hf:DATASET:CONFIGURATION:SPLIT; got {name!r}."
+        )
+    rows = list(datasets.load_dataset(dataset, *configuration, split=split))
+    return _squad_rows(rows) if kind == "squad" else rows
+
+
 def _parse(path: Path) -> Any:
     """Read JSON or JSON lines, compressed or not."""
     raw = path.read_bytes()
@@ -123,15 +145,14 @@ def _parse(path: Path) -> Any:
 
 
 def load_samples(path: str | Path, kind: str, split: Split = Split.ALL) -> list[Sample]:
-    """Read the samples of a file, JSON or JSON lines, gzipped or not.
+    """Read the samples of a file, JSON or JSON lines, gzipped or not, or of a data set of the Hugging Face hub.
 
-    kind: one of `FORMATS`. Raises `InputError` for an unknown format, a file that cannot be read, or another format.
+    path: a file, or `hf:DATASET:SPLIT`, or `hf:DATASET:CONFIGURATION:SPLIT`. kind: one of `FORMATS`. Raises `InputError` for an unknown format, a file that cannot be read, or another format.
     """
     if kind not in FORMATS:
         raise InputError(f"The format must be one of {', '.join(FORMATS)}; got {kind!r}.")
-    path = Path(path)
     try:
-        data = _parse(path)
+        data = _from_hub(str(path), kind) if str(path).startswith(HUB) else _parse(Path(path))
         if kind == "jsonl" and isinstance(data, dict):  # a file of one line
             data = [data]
         samples = list(FORMATS[kind](data))

@@ -136,5 +136,13 @@ def test_a_wrong_method_is_an_error_that_says_what_there_is(name: str, message: 
         make_methods([name])
 
 
+def test_fewer_passages_are_another_anchor(llama: PacketModel):
+    one, all_of_them, anchored = (
+        begun(m, llama).logits for m in make_methods(["passages-1", "passages-3", "anchored"])
+    )
+    assert torch.equal(all_of_them, anchored)
+    assert not torch.allclose(one, anchored, atol=1e-4)
+
+
 def test_every_repairing_method_is_one_of_the_shared_kind():
     assert all(isinstance(method, AbstractRepair) for method in make_methods(REPAIRS))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import InputError, MissingDependencyError
 from kvpacket_rag.fidelity import contains
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.questions import Questions
@@ -177,3 +179,44 @@ def test_orders_differ_by_seed_and_repeat(llama: PacketModel):
     makers = Questions(llama, 60)
     assert makers.make(sample, 6, "a") == makers.make(sample, 6, "a")
     assert len({makers.make(sample, 6, str(n)).chunks for n in range(5)}) > 1
+
+
+class FakeHub(types.ModuleType):
+    """Stands for the library `datasets`, which reads from the network."""
+
+    asked: tuple[object, ...] = ()
+
+    def load_dataset(self, *names: str, split: str) -> list[dict[str, object]]:
+        FakeHub.asked = (*names, split)
+        if names[0] == "squad":
+            return [
+                {"context": "One.", "question": f"q{n}", "answers": {"text": ["One"]}, "id": str(n)} for n in range(2)
+            ] + [{"context": "Two.", "question": "q", "answers": {"text": ["Two"]}, "id": "2"}]
+        return HOTPOT_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "asked", "rows"),
+    [
+        ("hf:squad:validation", "squad", ("squad", "validation"), [0, 0, 1]),
+        (
+            "hf:hotpotqa/hotpot_qa:distractor:train",
+            "hotpotqa",
+            ("hotpotqa/hotpot_qa", "distractor", "train"),
+            [*range(6)],
+        ),
+    ],
+)
+def test_data_sets_of_the_hub_are_read_as_their_files(monkeypatch, name, kind, asked, rows):
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub("datasets"))
+    assert [sample.row for sample in load_samples(name, kind)] == rows
+    assert FakeHub.asked == asked
+
+
+def test_a_missing_library_and_a_wrong_name_are_errors(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"kvpacket-rag\[hub\]"):
+        load_samples("hf:squad:validation", "squad")
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub("datasets"))
+    with pytest.raises(InputError, match="hf:DATASET:SPLIT"):
+        load_samples("hf:a:b:c:d", "squad")

@@ -18,24 +18,35 @@ class PacketMethod(AbstractMethod):
     """Packets made behind an anchor, with an adapter or without."""
 
     def __init__(
-        self, name: str, anchor: Anchor | None, adapter: Adapter | None = None, *, first: Anchor | None = None
+        self,
+        name: str,
+        anchor: Anchor | None,
+        adapter: Adapter | None = None,
+        *,
+        first: Anchor | None = None,
+        texts: tuple[str, ...] = (),
     ) -> None:
-        """anchor: default the one the adapter brings. first: that of the chunk that stands first, default as the others'."""
+        """anchor: default the one the adapter brings; of a corpus anchor, `texts` are the passages.
+
+        first: anchor of the chunk that stands first, default as the others'.
+        """
         if anchor is None:
             anchor = Anchor.TRAINED if adapter is not None and len(adapter.anchor) else Anchor.PASSAGES
         self.name, self.anchor, self.adapter, self.first = name, anchor, adapter, first or anchor
+        self.texts = texts
         hashes = f"{adapter.packet_hash}/{adapter.anchor_hash}" if adapter else "none"
-        self.stored = f"{self.first}/{anchor}/{hashes}"
+        self._seen = f"{self.first}/{anchor}" + (f"-{len(texts)}" if texts else "")
+        self.stored = f"{self._seen}/{hashes}"
 
     @property
     def identity(self) -> str:
         """Anchors and adapter, the bridge included."""
-        return f"{self.first}/{self.anchor}/{self.adapter.digest if self.adapter else 'none'}"
+        return f"{self._seen}/{self.adapter.digest if self.adapter else 'none'}"
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
         """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""
         adapted = model.with_adapter(self.adapter)
-        first, later = (anchor_ids(adapted, anchor) for anchor in (self.first, self.anchor))
+        first, later = (anchor_ids(adapted, anchor, self.texts) for anchor in (self.first, self.anchor))
         return encode_in_place(adapted, chunks, first=first, later=later)
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.anchor import PASSAGES, Anchor
 from kvpacket_rag.baselines.a3 import A3
 from kvpacket_rag.baselines.base import AbstractMethod
 from kvpacket_rag.baselines.cacheblend import CacheBlend
@@ -65,9 +65,12 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
     if name in plain:
         return plain[name]
     kind, _, percent = name.partition("-")
+    if kind == "passages" and percent.isdigit() and 1 <= int(percent) <= len(PASSAGES):
+        texts = PASSAGES[: int(percent)]
+        return PacketMethod(name, Anchor.CORPUS, first=Anchor.OPENING, texts=texts)
     if kind in REPAIRS and (percent.isdigit() or not percent):
         return REPAIRS[kind](int(percent or DEFAULT_PERCENT) / 100)
     raise InputError(
         f"There is no method {name!r}. There are all, core, {', '.join([*plain, *REPAIRS])}; those that recompute take a "
-        "percentage, such as epic-10."
+        f"percentage, such as epic-10; passages-1 to passages-{len(PASSAGES)} are anchored with fewer passages."
     )

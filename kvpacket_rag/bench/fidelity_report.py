@@ -13,11 +13,11 @@ import numpy as np
 from kvpacket_rag.bench.environment import machine, versions
 from kvpacket_rag.bench.fidelity import FidelityConfig, Record
 from kvpacket_rag.domains import Domain
-from kvpacket_rag.errors import require
 from kvpacket_rag.fidelity import interval, ratio_interval
 from kvpacket_rag.model import PacketModel
+from kvpacket_rag.plots import new_figure
 
-__all__ = ["check_plots", "summarise", "write_report"]
+__all__ = ["summarise", "write_report"]
 
 MEASURES = ("kl", "top1", "f1", "em", "contains", "ttft_s", "tokens_computed", "flops", "bytes_per_token")
 WITH_INTERVAL = ("kl", "top1", "f1", "em", "contains")
@@ -130,14 +130,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def check_plots() -> None:
-    """Raise `MissingDependencyError` if pictures cannot be drawn, before long work is begun."""
-    require("matplotlib", extra="bench", purpose="Drawing the report")
-
-
 def _draw(report: Mapping[str, Any], path: Path) -> None:
-    figures = require("matplotlib.figure", extra="bench", purpose="Drawing the report")
-    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure(8, 5)
     axes = figure.add_subplot()
     points = {
         name: (1000 * m["ttft_s"], m["kl"]) for name, m in report["methods"].items() if name not in ("full", "none")

@@ -8,16 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvpacket_rag.errors import require
+from kvpacket_rag.plots import new_figure
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.distill import Trained
 
-__all__ = ["check_plots", "write_report"]
-
-
-def check_plots() -> None:
-    """Raise `MissingDependencyError` if pictures cannot be drawn, before long work is begun."""
-    require("matplotlib", extra="bench", purpose="Drawing the curves")
+__all__ = ["write_report"]
 
 
 def write_report(trained: Trained, config: DistillConfig, folder: Path) -> dict[str, Any]:
@@ -36,8 +31,7 @@ def write_report(trained: Trained, config: DistillConfig, folder: Path) -> dict[
 
 
 def _draw(trained: Trained, path: Path) -> None:
-    figures = require("matplotlib.figure", extra="bench", purpose="Drawing the curves")
-    figure = figures.Figure(figsize=(8, 4.5), layout="constrained")
+    figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
     steps = range(1, len(trained.history) + 1)
     axes.plot(
