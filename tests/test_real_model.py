@@ -286,3 +286,67 @@ def test_the_corpus_of_the_demo_is_whole():
 
 def test_fetched_models_are_kept_outside_the_repository():
     assert not Settings().model_folder.resolve().is_relative_to(ROOT.resolve())
+
+
+def test_a_comparison_on_the_command_line_writes_its_report_and_goes_on(tmp_path, run):
+    arguments = (
+        "bench",
+        "fidelity",
+        "--format",
+        "biography",
+        "--chunk-tokens",
+        90,
+        "--max-new-tokens",
+        8,
+        "--out",
+        tmp_path,
+    )
+    first = run(*arguments, "--n", 1, "--methods", "full,bare,anchored")
+    assert "| anchored |" in first
+    shown = run(*arguments, "--n", 2, "--methods", "full,bare,anchored,epic-30")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["domains"]["biography"]["n"] == 2
+    assert report["methods"]["full"]["kl"]["mean"] < 0.01 < report["methods"]["bare"]["kl"]["mean"]
+    assert shown.strip() == (tmp_path / "report.md").read_text(encoding="utf-8").strip()
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    assert len((tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 4
+    assert "another config" in run(*arguments, "--n", 1, "--k", 2, code=1)
+
+
+def test_an_adapter_is_trained_on_a_knowledge_base_taken_in_and_an_anchor_tuned(tmp_path, notes, run):
+    kb, adapter = tmp_path / "kb", tmp_path / "adapter.safetensors"
+    run("add", kb, notes)
+    arguments = (
+        "train",
+        kb,
+        "--out",
+        adapter,
+        "--n",
+        2,
+        "--held-out",
+        2,
+        "--soft-anchor",
+        8,
+        "--steps",
+        2,
+        "--batch",
+        2,
+    )
+    offered = subprocess.run(
+        [sys.executable, "-m", "kvpacket_rag", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert offered.returncode in (0, 1), offered.stderr
+    folder = adapter.with_name(adapter.name + ".run")
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["history"]
+    assert (folder / "report.png").exists()
+    made = adapter if offered.returncode == 0 else folder / "rejected.safetensors"
+    assert "uses" in run("adapt", kb, made)
+    assert json.loads(run("info", kb, "--json"))["facts"]["settings"]["anchor"] == "trained"
+    assert "plum cake" in run("ask", kb, CAKE, "--k", 2)
+    shown = run("tune-anchor", kb, "--n", 2, "--k", 2)
+    assert all(name in shown for name in ("passages", "trained", "corpus-1", "Best on"))
+    assert "all as written" in run("verify", kb)
