@@ -52,7 +52,7 @@ class AdapterCard:
     fidelity: Mapping[str, float] = field(default_factory=dict)
     """KL to full prefill per answer token on held-out questions, by domain."""
     without: Mapping[str, float] = field(default_factory=dict)
-    """The same without an adapter."""
+    """The same with what training started from: another adapter, or none."""
 
     def far_from(self, chunk_tokens: int) -> bool:
         """Whether chunks of this length are far from all in training: below half the shortest or above twice the longest."""
@@ -131,9 +131,12 @@ class Adapter:
         return torch.stack([torch.cat((header, row[:length], trailer, row[length:])) for row, length in rows])
 
     def save(self, path: str | Path) -> None:
-        """Write the adapter to one safetensors file."""
+        """Write the adapter to one safetensors file, whole or not at all."""
         tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in PARTS}
-        save_file(tensors, path, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)})
+        # Renamed when complete: who reads the old file meanwhile goes on reading it.
+        part = Path(f"{path}.part")
+        save_file(tensors, part, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)})
+        part.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Adapter:
@@ -145,7 +148,7 @@ class Adapter:
                     raise AdapterError(
                         f"{path} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata)."
                     )
-                tensors = {name: file.get_tensor(name) for name in PARTS}
+                tensors = {name: file.get_tensor(name).clone() for name in PARTS}  # copies: the file may be replaced
             values = json.loads(metadata[CARD_KEY])
             tuples = {name: tuple(values[name]) for name in ("chunk_lengths", "anchors") if name in values}
             card = AdapterCard(**{**values, **tuples})

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel, PromptStyle
 from kvpacket_rag.packet import Packet
 
-__all__ = ["Anchor", "anchor_ids", "default_anchor", "encode_in_place"]
+__all__ = ["Anchor", "anchor_ids", "default_anchors", "encode_in_place"]
 
 PASSAGES = (
     """\
@@ -81,9 +82,16 @@ def anchor_ids(model: PacketModel, anchor: Anchor, texts: Sequence[str] = ()) ->
     return opening + tuple(token for ids in passages for token in ids)
 
 
-def default_anchor(model: PacketModel) -> Anchor:
-    """The anchor that a model's adapter brings, else the neutral passages."""
-    return Anchor.TRAINED if len(model.adapter.anchor) else Anchor.PASSAGES
+def default_anchors(adapter: Adapter | None) -> tuple[Anchor, Anchor]:
+    """What the chunk that stands first and the others see by default: what they saw when the adapter was trained.
+
+    Without an adapter, or if its card does not say, the opening and the neutral passages.
+    """
+    if adapter is None:
+        return Anchor.OPENING, Anchor.PASSAGES
+    first, later = adapter.card.anchors
+    later = later or (Anchor.TRAINED if len(adapter.anchor) else Anchor.PASSAGES)
+    return Anchor(first or Anchor.OPENING), Anchor(later)
 
 
 def encode_in_place(

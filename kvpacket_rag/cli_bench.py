@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.terminal import bar, make_folder
+from kvpacket_rag.terminal import bar, err, make_folder
 
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
@@ -101,6 +101,7 @@ def fidelity(
         packet=Adapter.load(adapter) if adapter else shipped_adapter(loaded.adapter_identity),
         paper=Adapter.load(paper_adapter) if paper_adapter else shipped_adapter(loaded.adapter_identity, "paper"),
     )
+    _tell_left_out(methods, {method.name for method in chosen}, loaded.name)
     with bar("{task.completed}/{task.total} questions") as shown:
         task = shown.add_task("Measuring", total=None)
         records = run(
@@ -112,3 +113,12 @@ def fidelity(
             progress=lambda done, total: shown.update(task, completed=done, total=total),
         )
     sys.stdout.write(write_report(summarise(records, loaded, domains, config), out_folder) + "\n")
+
+
+def _tell_left_out(wanted: str, chosen: set[str], model: str) -> None:
+    """Say which methods of a list have no adapter."""
+    for name in sorted({"packet", "paper"} - chosen):
+        if {"core", "all"} & set(wanted.split(",")):
+            err.print(
+                f"Left out: {name}, for which {model} has no adapter; give one with --adapter or --paper-adapter."
+            )

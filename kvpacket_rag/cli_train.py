@@ -17,7 +17,7 @@ from kvpacket_rag.terminal import bar, err, make_folder, out
 
 if TYPE_CHECKING:
     from kvpacket_rag.model import PacketModel
-    from kvpacket_rag.training import DistillConfig, Lesson, Progress, Trained
+    from kvpacket_rag.training import DistillConfig, Lesson, Progress, Sizes, Trained
 
 
 @dataclass(frozen=True)
@@ -32,41 +32,48 @@ class Material:
 
 train = typer.Typer()
 
+OwnKB = Annotated[
+    Path | None,
+    typer.Argument(metavar="[KB]", help="Knowledge base to train on; or give --data.", show_default=False),
+]
+
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--run", help="Folder of the run, gone on with if it is there; default the adapter's name with .run."),
+]
+
+Parts = Annotated[
+    str,
+    typer.Option(
+        help="Numbers of embeddings: of the anchor, which cost nothing when answering, header, trailer, bridge."
+    ),
+]
+
+StartName = Annotated[
+    str,
+    typer.Option(help="What embeddings start from: present (the adapter in use), delimiters, closing, mean, random."),
+]
+
 
 @train.command("train")
 def train_command(
-    kb: Annotated[
-        Path | None,
-        typer.Argument(metavar="[KB]", help="Knowledge base to train on; or give --data.", show_default=False),
-    ] = None,
+    kb: OwnKB = None,
     data: Data = None,
     kinds: Format = None,
     model: Annotated[
         str | None, typer.Option(help="Generator, default the knowledge base's, else smollm2-135m-instruct.")
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The adapter's file.")] = Path("adapter.safetensors"),
-    run_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", help="Folder of the run, gone on with if it is there; default the adapter's name with .run."
-        ),
-    ] = None,
-    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 200,
+    run_folder: RunFolder = None,
+    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
     held_out: Annotated[int, typer.Option(help="More questions of each kind, to choose and judge by.")] = 16,
-    header: Annotated[int, typer.Option(help="Embeddings before each chunk.")] = 0,
-    trailer: Annotated[int, typer.Option(help="Embeddings behind each chunk.")] = 0,
-    bridge: Annotated[int, typer.Option(help="Embeddings before the question.")] = 0,
-    start: Annotated[
-        str, typer.Option(help="What embeddings start from: delimiters, closing, mean or random.")
-    ] = "delimiters",
-    soft_anchor: Annotated[
-        int, typer.Option(help="Embeddings of the anchor, which cost nothing when answering.")
-    ] = 128,
+    parts: Parts = "anchor=256",
+    start: StartName = "present",
     anchor: Annotated[str, typer.Option(help="What chunks see in training, without a trained anchor.")] = "passages",
     first_anchor: Annotated[str, typer.Option(help="The same for the chunk that stands first.")] = "opening",
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 120,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 60,
     batch: Annotated[int, typer.Option(help="Questions of one step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-3,
     tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
 ) -> None:
@@ -77,12 +84,12 @@ def train_command(
     """
     from kvpacket_rag.anchor import Anchor
     from kvpacket_rag.plots import check_plots
-    from kvpacket_rag.training import DistillConfig, Sizes, Start
+    from kvpacket_rag.training import DistillConfig, Start
 
     if (kb is None) == (not data and not kinds):
         raise InputError("Give either a knowledge base to train on, or --data and --format.")
     config = DistillConfig(
-        sizes=Sizes(header, trailer, bridge, soft_anchor), start=_choice(Start, start, "--start"),
+        sizes=_sizes(parts), start=_choice(Start, start, "--start"),
         anchor=_choice(Anchor, anchor, "--anchor"), first_anchor=_choice(Anchor, first_anchor, "--first-anchor"),
         steps=steps, batch=batch, accumulate=_parts(batch), learning_rate=learning_rate, tail_weight=tail_weight, seed=seed,
     )  # fmt: skip
@@ -125,6 +132,19 @@ def _choice(kind: type[StrEnum], value: str, option: str) -> Any:
         raise InputError(f"{option} must be one of {', '.join(kind)}; got {value!r}.") from error
 
 
+def _sizes(text: str) -> Sizes:
+    """Read numbers of embeddings such as "anchor=256,bridge=8"."""
+    from kvpacket_rag.training import Sizes
+
+    try:
+        numbers = {name.strip(): int(number) for name, number in (part.split("=") for part in text.split(","))}
+        return Sizes(**numbers)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--parts must be like anchor=256,header=4,trailer=4,bridge=8; got {text!r}.") from error
+
+
 def _parts(batch: int) -> int:
     """Run a batch two lessons at a time, or one if it is odd."""
     return batch // 2 if batch % 2 == 0 else batch
@@ -152,6 +172,7 @@ def _from_files(
 
 def _from_store(kb: Path, model: str | None, n: int, held_out: int, seed: int, folder: Path) -> Material:
     from kvpacket_rag.documents import DocumentStore
+    from kvpacket_rag.domains import Domain
     from kvpacket_rag.training import Variety, draw_lessons
     from kvpacket_rag.training.writing import write_samples
 
@@ -163,14 +184,14 @@ def _from_store(kb: Path, model: str | None, n: int, held_out: int, seed: int, f
         )  # fmt: skip
         lengths = (store.settings.chunk_tokens + 8,)
         variety = Variety(chunk_tokens=lengths)
-        held, learned = samples[:held_out], samples[held_out:]
-        lessons, held_lessons = (draw_lessons(store.model, [("kb", part)], variety, seed) for part in (learned, held))
+        halves = Domain("kb", tuple(samples), kb.name).divide(held_out)
+        lessons, held_lessons = (draw_lessons(store.model, [("kb", half.samples)], variety, seed) for half in halves)
         return Material(store.model, lessons, held_lessons, f"questions about {store.info().documents} documents")
 
 
 def _tell(trained: Trained, file: Path, folder: Path) -> None:
     """Print what was won in each domain; write the adapter if the gate let it through."""
-    table = Table("held out", "without", "with", "ratio")
+    table = Table("held out", "before", "after", "ratio")
     for name, before in trained.without.items():
         after = trained.best[name]
         table.add_row(name, f"{before:.4f}", f"{after:.4f}", f"{after / before:.2f}")
@@ -180,7 +201,7 @@ def _tell(trained: Trained, file: Path, folder: Path) -> None:
         rejected = folder / "rejected.safetensors"
         trained.adapter.save(rejected)
         err.print(
-            f"[yellow]Not offered:[/] it is not better than no adapter in every domain. It is kept as {rejected}."
+            f"[yellow]Not offered:[/] it is not better than what it started from in every domain. It is kept as {rejected}."
         )
         raise typer.Exit(1)
     trained.adapter.save(file)

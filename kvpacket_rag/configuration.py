@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.anchor import Anchor, default_anchor
+from kvpacket_rag.anchor import Anchor, default_anchors
 from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
 from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
@@ -53,7 +53,7 @@ class StoreSettings:
     the neutral passages."""
     anchor_texts: tuple[str, ...] = ()
     """Passages of a corpus anchor."""
-    first_anchor: str = Anchor.OPENING.value
+    first_anchor: str | None = None
     """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
     packet, built when it first stands there."""
     storage: str | None = None
@@ -76,8 +76,7 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
     """
     given = {key: value for key, value in given.items() if value is not None}
     if recorded is None:
-        first = {"first_anchor": Anchor.NONE.value} if given.get("anchor") == Anchor.NONE else {}
-        return StoreSettings(**{**first, **given})
+        return StoreSettings(**given)
     recorded = {**asdict(StoreSettings()), **recorded}
     for key, value in given.items():
         if recorded[key] != value and key not in ("model", "anchor_texts"):
@@ -86,6 +85,14 @@ def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder:
                 field=key, expected=recorded[key], found=value,
             )  # fmt: skip
     return StoreSettings(**recorded)
+
+
+def _anchors(settings: StoreSettings, adapter: Adapter) -> tuple[Anchor, Anchor]:
+    """What chunks see in the first place and in later ones: as set, else as the adapter was trained."""
+    first, later = default_anchors(adapter)
+    later = Anchor(settings.anchor or later)
+    first = Anchor.NONE if later is Anchor.NONE else first
+    return Anchor(settings.first_anchor or first), later
 
 
 def _recorded(connection: sa.Connection) -> dict[str, Any] | None:
@@ -120,19 +127,24 @@ class Configuration:
         self._recipes: dict[Anchor, PacketRecipe] = {}
         self._lock = threading.RLock()
         if model is not None:
-            self._check_model(model)
+            own = folder / ADAPTER_FILE
+            self._model = model.with_adapter(Adapter.load(own)) if own.exists() else model
+            self._check_model(self._model)
 
     @property
     def model(self) -> PacketModel:
         """The generator."""
         with self._lock:
             if self._model is None:
-                own = self._folder / ADAPTER_FILE
-                adapter = own if own.exists() else SHIPPED
-                model = PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute, adapter=adapter)
+                model = self._load_model()
                 self._check_model(model)
                 self._model = model
             return self._model
+
+    def _load_model(self) -> PacketModel:
+        own = self._folder / ADAPTER_FILE
+        adapter = own if own.exists() else SHIPPED
+        return PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute, adapter=adapter)
 
     @property
     def embedder(self) -> Embedder:
@@ -144,8 +156,7 @@ class Configuration:
 
     def recipe(self, place: int) -> PacketRecipe:
         """How packets for a place in the context (0 is first) are made."""
-        chosen = self.settings.first_anchor if place == 0 else self.settings.anchor
-        anchor = Anchor(chosen) if chosen else default_anchor(self.model)
+        anchor = _anchors(self.settings, self.model.adapter)[min(place, 1)]
         with self._lock:
             if anchor not in self._recipes:
                 storage = storage_dtype(self.settings.storage, self.model)
@@ -177,12 +188,7 @@ class Configuration:
         Raises `InputError` if chunks do not fit the model, `MismatchError` if the embedder is another one.
         """
         recipe, splitter = self.recipe(1), self.splitter
-        longest = splitter.chunk_tokens + len(recipe.anchor_ids)
-        if longest > self.model.max_positions:
-            raise InputError(
-                f"Chunks of {splitter.chunk_tokens} tokens behind an anchor of {len(recipe.anchor_ids)} do not fit the "
-                f"{self.model.max_positions} positions of {self.model.name}. Choose smaller chunks."
-            )
+        self._check_fit(self.model, recipe)
         card = self.model.adapter.card
         if card.far_from(splitter.chunk_tokens):
             logger.warning(
@@ -197,6 +203,7 @@ class Configuration:
             dimension=len(self.embed("dimension")),
             storage=recipe.fingerprint.storage,
             anchor=recipe.anchor.value,
+            first_anchor=self.recipe(0).anchor.value,
         )
 
     def change(self, anchor: Anchor | None, texts: Sequence[str] = (), adapter: Adapter | None = None) -> None:
@@ -206,18 +213,31 @@ class Configuration:
         Raises `AdapterError` if the adapter belongs to another model.
         """
         with self._lock:
+            model = (self._model or self._load_model()).with_adapter(adapter) if adapter is not None else self.model
+            first, later = default_anchors(model.adapter)
+            settings = replace(
+                self.settings, first_anchor=(first if adapter is not None else self.recipe(0).anchor).value,
+                anchor=(anchor or later).value, anchor_texts=tuple(texts),
+            )  # fmt: skip
+            storage = storage_dtype(settings.storage, model)
+            recipe = PacketRecipe.of(model, anchor or later, storage, settings.anchor_texts)
+            self._check_fit(model, recipe)
             if adapter is not None:
-                self._model = self.model.with_adapter(adapter)
-                part = self._folder / f"{ADAPTER_FILE}.part"
-                adapter.save(part)
-                part.replace(self._folder / ADAPTER_FILE)
-            anchor = anchor or default_anchor(self.model)
-            self.settings = replace(self.settings, anchor=anchor.value, anchor_texts=tuple(texts))
-            self._recipes.clear()
+                adapter.save(self._folder / ADAPTER_FILE)
+            self._model, self.settings, self._recipes = model, settings, {}
             with self._database.writing() as connection:
                 if _recorded(connection) is not None:
-                    write_fact(connection, "settings", asdict(self.settings))
-                    write_fact(connection, "fingerprint", asdict(self.recipe(1).fingerprint))
+                    write_fact(connection, "settings", asdict(settings))
+                    write_fact(connection, "fingerprint", asdict(recipe.fingerprint))
+
+    def _check_fit(self, model: PacketModel, recipe: PacketRecipe) -> None:
+        """Raise `InputError` unless the longest chunk fits the model's positions behind the anchor."""
+        around = len(model.adapter.header) + len(model.adapter.trailer) + len(model.text.separator)
+        if self.settings.chunk_tokens + around + len(recipe.anchor_ids) > model.max_positions:
+            raise InputError(
+                f"Chunks of {self.settings.chunk_tokens} tokens behind an anchor of {len(recipe.anchor_ids)} do not fit the "
+                f"{model.max_positions} positions of {model.name}. Choose smaller chunks, or a shorter anchor."
+            )
 
     def record(self, connection: sa.Connection) -> None:
         """Write down what the store is made with, in the transaction of its first document.
@@ -237,7 +257,7 @@ class Configuration:
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
                 storage = storage_dtype(self.settings.storage, model)
-                anchor = Anchor(self.settings.anchor) if self.settings.anchor else default_anchor(model)
+                anchor = _anchors(self.settings, model.adapter)[1]
                 recipe = PacketRecipe.of(model, anchor, storage, self.settings.anchor_texts)
                 self._compare(connection, recipe.fingerprint, model.name)
 

@@ -23,9 +23,18 @@ class Domain:
     """Where they come from: a description for reports and cards."""
 
     def divide(self, last: int) -> tuple[Domain, Domain]:
-        """Split off the samples of rows of the last `last` samples, so that no row is in both halves."""
+        """Split off the last `last` samples, and leave the samples of their rows out of the first half.
+
+        Raises `InputError` unless both halves have samples.
+        """
+        if not 0 < last < len(self.samples):
+            raise InputError(
+                f"{self.name} has {len(self.samples)} questions, of which {last} cannot be held out. Ask for more, or hold out fewer."
+            )
         held = {sample.row for sample in self.samples[len(self.samples) - last :]}
         first = tuple(sample for sample in self.samples if sample.row not in held)
+        if not first:
+            raise InputError(f"All questions of {self.name} are about rows that are held out; hold out fewer.")
         return replace(self, samples=first), replace(self, samples=self.samples[len(self.samples) - last :])
 
 
@@ -41,13 +50,15 @@ def load_domains(
         raise InputError(
             f"Give one --format for each --data file, in the same order: got {len(files)} files and the formats {list(wanted)}."
         )
+    if n < 1 or k < 1:
+        raise InputError(f"n and k must be at least 1; got {n} and {k}.")
     if split not in tuple(Split):
         raise InputError(f"The split must be one of {', '.join(Split)}; got {split!r}.")
     remaining = iter(files)
     domains: list[Domain] = []
     for kind in kinds:
         if kind in GENERATORS:
-            # Made up anew for each split: no question is in both.
+            # Drawn from other seeds for each split.
             samples, source, name = (
                 generate_samples(kind, n, k, f"{split}:{seed}"),
                 f"made up, split {split}, seed {seed}",

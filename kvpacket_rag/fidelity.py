@@ -1,7 +1,7 @@
 """How near an answer comes to that of a full prefill: pure functions on logits and texts.
 
-Divergence is measured on the reference's own greedy answer, token by token; F1 and exact match follow SQuAD
-(arXiv 1606.05250, section 6): lower case, no punctuation, no articles.
+Divergence is measured on the reference's own greedy answer, token by token; F1 and exact match are those of SQuAD
+(arXiv 1606.05250, section 6): lower case, no punctuation, no articles; other than there, a hyphen parts words.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ __all__ = [
     "StateLayout",
     "check_chunks",
     "content_hash",
+    "short_hash",
 ]
 
 FORMAT_VERSION = 1
@@ -43,6 +44,11 @@ def canonical(value: object) -> bytes:
 def content_hash(token_ids: tuple[int, ...]) -> str:
     """Hash of a chunk's token ids: what two chunks of equal text have in common."""
     return hashlib.sha256(canonical(list(token_ids))).hexdigest()
+
+
+def short_hash(data: bytes) -> str:
+    """Hash of bytes, long enough to tell apart what one store ever meets."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def check_chunks(lengths: Sequence[int], anchor: int, extra: int, positions: int) -> None:

@@ -10,6 +10,7 @@ from kvpacket_rag.chunking import Document, Splitter
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import contains
 from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import canonical, short_hash
 from kvpacket_rag.samples import Sample
 
 __all__ = ["Question", "Questions"]
@@ -22,6 +23,11 @@ class Question:
     prefix: tuple[int, ...]
     chunks: tuple[tuple[int, ...], ...]
     tail: tuple[int, ...]
+
+    @property
+    def digest(self) -> str:
+        """Hash of all token ids."""
+        return short_hash(canonical([self.prefix, self.chunks, self.tail]))
 
     @property
     def length(self) -> int:
@@ -47,8 +53,13 @@ class Questions:
         return (holding or pieces)[0].token_ids
 
     def make(self, sample: Sample, k: int, seed: str) -> Question:
-        """Choose `k` of the sample's passages, those with an answer first, and put them in random order."""
-        passages = sorted(sample.passages, key=lambda passage: not contains(passage, sample.answers))[:k]
+        """Choose `k` of the sample's passages, gold first, then those with an answer, and put them in random order."""
+
+        def rank(number: int) -> int:
+            return 0 if number < sample.gold else 1 if contains(sample.passages[number], sample.answers) else 2
+
+        chosen = sorted(range(len(sample.passages)), key=rank)[:k]
+        passages = [sample.passages[number] for number in chosen]
         random.Random(seed).shuffle(passages)  # noqa: S311 - an order that can be repeated
         prompt = self._model.text.prompt(sample.question)
         chunks = tuple(self.chunk(passage, sample.answers) for passage in passages)

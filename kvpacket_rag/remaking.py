@@ -16,7 +16,7 @@ from kvpacket_rag.store import PacketStore
 
 __all__ = ["drop_other_packets", "rebuild_missing"]
 
-PORTION = 64
+PORTION = 16
 """Chunks built in one go: what an interruption may cost."""
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kvpacket_rag.errors import InputError, require
+from kvpacket_rag.errors import InputError, KVPacketError, require
 
 __all__ = ["FORMATS", "Sample", "Split", "load_samples", "take", "with_distractors"]
 
@@ -35,6 +36,8 @@ class Sample:
     """The passages given with the question; `with_distractors` adds others."""
     row: int
     """Number of the row (for SQuAD: of the paragraph) in its file; splits go by it."""
+    gold: int = 0
+    """How many of the passages, from the first, are known to be needed for the answer; 0 if that is not known."""
     complete: bool = False
     """Whether the passages are all there should be, so that no distractors are added (generated profiles, for one)."""
 
@@ -59,7 +62,7 @@ def _squad(data: Mapping[str, Any]) -> Iterator[Sample]:
     for row, paragraph in enumerate(paragraphs):
         for qa in paragraph["qas"]:
             answers = tuple(dict.fromkeys(answer["text"] for answer in qa["answers"]))
-            yield Sample(qa["question"], answers, (paragraph["context"],), row)
+            yield Sample(qa["question"], answers, (paragraph["context"],), row, gold=1)
 
 
 def _contexts(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ def _contexts(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _nq(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
     for number, row in enumerate(rows):
-        yield Sample(row["question"], tuple(row["answers"]), _contexts(row)[:1], number)
+        yield Sample(row["question"], tuple(row["answers"]), _contexts(row)[:1], number, gold=1)
 
 
 def _musique(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
@@ -82,7 +85,8 @@ def _musique(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         paragraphs = sorted(row["paragraphs"], key=lambda paragraph: not paragraph.get("is_supporting", False))
         texts = tuple(f"{paragraph['title']}\n{paragraph['paragraph_text']}" for paragraph in paragraphs)
         answers = (row["answer"], *row.get("answer_aliases", ()))
-        yield Sample(row["question"], answers, texts, number, complete=True)
+        gold = sum(paragraph.get("is_supporting", False) for paragraph in paragraphs)
+        yield Sample(row["question"], answers, texts, number, gold=gold, complete=True)
 
 
 def _hotpotqa(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
@@ -94,14 +98,15 @@ def _hotpotqa(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         needed = {title for title, _ in facts}
         ordered = sorted(context, key=lambda pair: pair[0] not in needed)
         texts = tuple(f"{title}\n{''.join(sentences).strip()}" for title, sentences in ordered)
-        yield Sample(row["question"], (row["answer"],), texts, number, complete=True)
+        gold = sum(title in needed for title, _ in ordered)
+        yield Sample(row["question"], (row["answer"],), texts, number, gold=gold, complete=True)
 
 
 def _jsonl(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
     """Read rows of `question`, `passages`, and optionally `answers` or `answer`."""
     for number, row in enumerate(rows):
         answers = row.get("answers", [row["answer"]] if "answer" in row else [])
-        yield Sample(row["question"], tuple(answers), tuple(row["passages"]), number)
+        yield Sample(row["question"], _texts(answers), _texts(row["passages"]), number)
 
 
 FORMATS: Mapping[str, Callable[[Any], Iterator[Sample]]] = {
@@ -125,7 +130,8 @@ def _squad_rows(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _from_hub(name: str, kind: str) -> Any:
     """Read `hf:DATASET[:CONFIGURATION]:SPLIT` with the library of Hugging Face."""
     datasets = require("datasets", extra="hub", purpose=f"Reading {name}")
-    dataset, *configuration, split = name.removeprefix(HUB).split(":")
+    dataset, *configuration = name.removeprefix(HUB).split(":")
+    split = configuration.pop() if configuration else ""
     if not split or len(configuration) > 1:
         raise InputError(
             f"A data set of the hub is named hf:DATASET:SPLIT or hf:DATASET:CONFIGURATION:SPLIT; got {name!r}."
@@ -141,13 +147,33 @@ def _parse(path: Path) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        # Not splitlines(), which also cuts at characters that may stand in a JSON text.
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def _check(sample: Sample, path: str | Path) -> None:
+    """Raise `InputError` naming the row unless all parts are texts with something in them."""
+    parts = {"question": (sample.question,), "answers": sample.answers, "passages": sample.passages}
+    for name, texts in parts.items():
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise InputError(
+                f"Row {sample.row} of {path}: {name} must be texts that are not empty; got {texts!r:.200}."
+            )
+    if not sample.passages:
+        raise InputError(f"Row {sample.row} of {path} has no passages; expected at least one.")
+
+
+def _texts(value: Any) -> tuple[Any, ...]:
+    """A list of texts as it is; one text alone as a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def load_samples(path: str | Path, kind: str, split: Split = Split.ALL) -> list[Sample]:
     """Read the samples of a file, JSON or JSON lines, gzipped or not, or of a data set of the Hugging Face hub.
 
-    path: a file, or `hf:DATASET:SPLIT`, or `hf:DATASET:CONFIGURATION:SPLIT`. kind: one of `FORMATS`. Raises `InputError` for an unknown format, a file that cannot be read, or another format.
+    path: a file, or `hf:DATASET:SPLIT`, or `hf:DATASET:CONFIGURATION:SPLIT`. kind: one of `FORMATS`.
+    Raises `InputError` for an unknown format, a file that cannot be read or is of another format, or a row without
+    question or passages.
     """
     if kind not in FORMATS:
         raise InputError(f"The format must be one of {', '.join(FORMATS)}; got {kind!r}.")
@@ -156,12 +182,16 @@ def load_samples(path: str | Path, kind: str, split: Split = Split.ALL) -> list[
         if kind == "jsonl" and isinstance(data, dict):  # a file of one line
             data = [data]
         samples = list(FORMATS[kind](data))
-    except (OSError, EOFError, ValueError) as error:
+    except KVPacketError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{path} cannot be read as JSON or JSON lines: {error}.") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is not of the format {kind!r}: {type(error).__name__} {error}. Choose another --format."
         ) from error
+    for sample in samples:
+        _check(sample, path)
     chosen = [sample for sample in samples if split.holds(sample.row)]
     if not chosen:
         raise InputError(f"{path} holds no samples of the split {split.value!r}.")
@@ -188,7 +218,12 @@ def with_distractors(samples: Sequence[Sample], pool: Sequence[Sample], k: int, 
     filled = []
     for number, sample in enumerate(samples):
         missing = 0 if sample.complete else max(0, k - len(sample.passages))
+        if not missing:
+            filled.append(sample)
+            continue
         rng = random.Random(f"{seed}:{number}")  # noqa: S311
-        others = [passage for row, passage in passages if row != sample.row and passage not in sample.passages]
+        others = list(
+            dict.fromkeys(text for row, text in passages if row != sample.row and text not in sample.passages)
+        )
         filled.append(replace(sample, passages=sample.passages + tuple(rng.sample(others, min(missing, len(others))))))
     return filled

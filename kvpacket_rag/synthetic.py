@@ -168,6 +168,8 @@ def _rng(kind: str, seed: int | str, number: int) -> random.Random:
 def biography(number: int, k: int, seed: int | str) -> Sample:
     """Make `k` profiles of fictional people and ask for one fact of the first."""
     rng = _rng("biography", seed, number)
+    if k > len(_FIRST) * len(_LAST):
+        raise InputError(f"There are names for {len(_FIRST) * len(_LAST)} profiles; {k} were asked for.")
     names = rng.sample([f"{first} {last}" for first in _FIRST for last in _LAST], k)
     people: list[dict[str, str]] = [
         {
@@ -185,7 +187,9 @@ def biography(number: int, k: int, seed: int | str) -> Sample:
     ]
     field = rng.choice(list(_QUESTIONS))
     passages = tuple(_BIOGRAPHY.format(**person) for person in people)
-    return Sample(_QUESTIONS[field].format(**people[0]), (people[0][field],), passages, row=number, complete=True)
+    return Sample(
+        _QUESTIONS[field].format(**people[0]), (people[0][field],), passages, row=number, gold=1, complete=True
+    )
 
 
 _THINGS = [
@@ -251,7 +255,7 @@ def needle(number: int, k: int, seed: int | str, sentences: int = 10) -> Sample:
     colour, thing, code = rng.choice(_COLOURS), rng.choice(_THINGS), str(rng.randint(1000, 9999))
     passages[0].insert(rng.randint(0, sentences), f"The number written under the {colour} {thing} is {code}.")
     question = f"Which number is written under the {colour} {thing}?"
-    return Sample(question, (code,), tuple(" ".join(p) for p in passages), row=number, complete=True)
+    return Sample(question, (code,), tuple(" ".join(p) for p in passages), row=number, gold=1, complete=True)
 
 
 GENERATORS: Mapping[str, Callable[[int, int, int | str], Sample]] = {"biography": biography, "needle": needle}

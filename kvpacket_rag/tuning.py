@@ -43,11 +43,15 @@ class TuneReport:
 
 
 def candidates(store: DocumentStore, seed: int) -> list[Candidate]:
-    """Give what is worth trying: the neutral passages, the adapter's anchor if there is one, passages of the corpus."""
+    """Give what is worth trying: the neutral passages, the adapter's anchor if there is one, the present anchor, the corpus."""
+    settings = store.settings
     found = [Candidate("passages", Anchor.PASSAGES)]
     if len(store.model.adapter.anchor):
         found.append(Candidate("trained", Anchor.TRAINED))
-    by_document = {chunk.document: chunk.text for chunk in store.chunks()}
+    if settings.anchor and settings.anchor not in [candidate.anchor for candidate in found]:
+        found.append(Candidate("present", Anchor(settings.anchor), settings.anchor_texts))
+    # The longest chunk of each document: the last ones are often a few words.
+    by_document = {c.document: c.text for c in sorted(store.chunks(), key=lambda chunk: len(chunk.token_ids))}
     names = sorted(by_document)
     chosen = random.Random(seed).sample(names, min(len(names), max(CORPUS_SIZES)))  # noqa: S311 - repeatable, no secret
     texts = tuple(by_document[name] for name in chosen)
@@ -67,7 +71,7 @@ def tune_anchor(
     if not samples or not tried:
         raise InputError(f"Tuning needs questions and candidates; got {len(samples)} and {len(tried)}.")
     model = store.model
-    first = anchor_ids(model, Anchor(store.settings.first_anchor))
+    first = anchor_ids(model, Anchor(store.settings.first_anchor or Anchor.OPENING))
     found: dict[str, list[float]] = {candidate.name: [] for candidate in tried}
     for done, sample in enumerate(samples, start=1):
         question = _question(model, sample)

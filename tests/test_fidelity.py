@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from kvpacket_rag import fidelity
 from kvpacket_rag.adapter import Adapter, no_adapter
+from kvpacket_rag.assembly import SOFT_TOKEN
 from kvpacket_rag.baselines import ALL, make_methods
 from kvpacket_rag.bench.fidelity import RECORDS, FidelityConfig, run
 from kvpacket_rag.bench.fidelity_report import markdown, summarise, write_report
@@ -98,13 +100,47 @@ def test_a_methods_own_answer_is_that_of_decoding_without_the_references(llama: 
 
     parts = domains(4)
     for record in run(llama, parts, methods("bare,samkv-30"), CONFIG, tmp_path):
-        if record.method == "bare":
-            sample = next(d for d in parts if d.name == record.domain).samples[record.number]
-            question = Questions(llama, 50).make(sample, 3, f"0:{record.domain}:{record.number}")
-            (method,) = methods("bare")
-            begun = method.begin(llama, question, method.packets(llama, question.chunks), 6)
-            pieces = generate(llama, begun.context, begun.logits, GenerationConfig(max_new_tokens=6))
-            assert record.answer == "".join(piece.text for piece in pieces).strip()
+        sample = next(d for d in parts if d.name == record.domain).samples[record.number]
+        question = Questions(llama, 50).make(sample, 3, f"0:{record.domain}:{record.number}")
+        (method,) = methods(record.method)
+        begun = method.begin(llama, question, method.packets(llama, question.chunks), 6)
+        # The generator counts positions by tokens; where some were dropped, as many stand-ins keep it right.
+        begun.context.token_ids[:0] = [SOFT_TOKEN] * begun.skipped
+        pieces = generate(llama, begun.context, begun.logits, GenerationConfig(max_new_tokens=6))
+        assert record.answer == "".join(piece.text for piece in pieces).strip()
+
+
+def test_tokens_computed_are_those_that_were_run(llama: PacketModel, tmp_path: Path):
+    computed: dict[str, list[float]] = {}
+    for record in run(llama, domains(), methods("full,bare,epic-50,cacheblend-50,a3-50"), CONFIG, tmp_path):
+        computed.setdefault(record.method, []).append(record.tokens_computed)
+    for full, bare, epic, blend, a3 in zip(*computed.values(), strict=True):
+        context = full - bare
+        assert bare + 0.2 * context < epic < bare + 0.5 * context
+        assert epic + 0.3 * context < blend < epic + 2 / 3 * context, "two of three layers for all chunk tokens"
+        assert a3 == pytest.approx(epic + bare, rel=0.05), "the question twice"
+
+
+def test_questions_without_labels_have_no_f1(llama: PacketModel, tmp_path: Path):
+    part = domains(2)[0]
+    bare = replace(part, samples=tuple(replace(sample, answers=()) for sample in part.samples))
+    records = run(llama, [bare], methods("full,bare"), CONFIG, tmp_path)
+    assert {record.f1 for record in records} == {None}
+    report = summarise(records, llama, [bare], CONFIG)
+    assert report["methods"]["bare"]["f1"] is None
+    assert "| – |" in write_report(report, tmp_path)
+
+
+def test_results_of_another_question_are_not_taken_up(llama: PacketModel, tmp_path: Path):
+    part = domains(1)[0]
+    run(llama, [part], methods("bare"), CONFIG, tmp_path)
+    other = replace(part, samples=(replace(part.samples[0], question="Where is the town?"),))
+    run(llama, [other], methods("bare"), CONFIG, tmp_path)
+    assert len((tmp_path / RECORDS).read_text().splitlines()) == 1 + 2
+
+
+def test_lists_leave_out_methods_without_their_adapter():
+    assert [method.name for method in make_methods(["core"])] == ["full", "none", "bare", "anchored"]
 
 
 def test_an_interrupted_run_goes_on_and_more_methods_and_questions_are_added(llama: PacketModel, tmp_path: Path):

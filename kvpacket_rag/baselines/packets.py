@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.anchor import Anchor, anchor_ids, encode_in_place
+from kvpacket_rag.anchor import PASSAGES, Anchor, anchor_ids, default_anchors, encode_in_place
 from kvpacket_rag.baselines.base import AbstractMethod, Begun, begin_from
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import Packet
+from kvpacket_rag.packet import Packet, canonical, short_hash
 from kvpacket_rag.questions import Question
 
 __all__ = ["PacketMethod"]
@@ -26,16 +26,16 @@ class PacketMethod(AbstractMethod):
         first: Anchor | None = None,
         texts: tuple[str, ...] = (),
     ) -> None:
-        """anchor: default the one the adapter brings; of a corpus anchor, `texts` are the passages.
+        """anchor: default those the adapter was trained with, for both places; of a corpus anchor, `texts` are the passages.
 
         first: anchor of the chunk that stands first, default as the others'.
         """
         if anchor is None:
-            anchor = Anchor.TRAINED if adapter is not None and len(adapter.anchor) else Anchor.PASSAGES
+            first, anchor = default_anchors(adapter)
         self.name, self.anchor, self.adapter, self.first = name, anchor, adapter, first or anchor
         self.texts = texts
         hashes = f"{adapter.packet_hash}/{adapter.anchor_hash}" if adapter else "none"
-        self._seen = f"{self.first}/{anchor}" + (f"-{len(texts)}" if texts else "")
+        self._seen = f"{self.first}/{anchor}/" + short_hash(canonical([PASSAGES, *texts]))
         self.stored = f"{self._seen}/{hashes}"
 
     @property

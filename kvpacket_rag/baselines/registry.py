@@ -34,12 +34,15 @@ def make_methods(
 ) -> list[AbstractMethod]:
     """Make methods by name; a recomputing one may carry its percentage (`epic-10`), and "all" and "core" are lists.
 
-    packet, paper: the adapters of the methods of these names. Raises `InputError` for an unknown name, or for a
-    method whose adapter is missing.
+    packet, paper: the adapters of the methods of these names; without one, its method is left out of lists.
+    Raises `InputError` for an unknown name, or for a method asked for by name whose adapter is missing.
     """
     made: dict[str, AbstractMethod] = {}
     for name in names:
-        for one in {"all": ALL, "core": CORE}.get(name, (name,)):
+        lists = {"all": ALL, "core": CORE}
+        for one in lists.get(name, (name,)):
+            if name in lists and {"packet": packet, "paper": paper}.get(one, True) is None:
+                continue
             method = _make(one, packet, paper)
             made.setdefault(method.name, method)
     return list(made.values())
@@ -60,7 +63,7 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
         "sink": PacketMethod("sink", Anchor.OPENING),
         "one-anchor": PacketMethod("one-anchor", Anchor.PASSAGES),
         "anchored": PacketMethod("anchored", Anchor.PASSAGES, first=Anchor.OPENING),
-        "packet": PacketMethod("packet", None, packet, first=Anchor.OPENING),
+        "packet": PacketMethod("packet", None, packet),
     }
     if name in plain:
         return plain[name]

@@ -8,6 +8,7 @@ chose otherwise. Results are appended to a file sample by sample, so that an int
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from kvpacket_rag.baselines import AbstractMethod, Begun
+from kvpacket_rag.bench.environment import versions
 from kvpacket_rag.domains import Domain
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import contains, divergence, exact_match, f1
@@ -56,13 +58,17 @@ class Record:
     method: str
     identity: str
     """What the method depends on besides its name; results of another adapter are not taken up again."""
+    question: str
+    """Hash of the prompt; results of another prompt are not taken up again."""
     kl: float
     top1: float
-    f1: float
-    em: float
-    contains: float
+    f1: float | None
+    """None, as the next two, for questions without labels."""
+    em: float | None
+    contains: float | None
     ttft_s: float
-    tokens_computed: int
+    tokens_computed: float
+    """Tokens run through all layers; those run through some count for a part."""
     flops: float
     bytes_per_token: float
     """Stored bytes per chunk token."""
@@ -104,7 +110,7 @@ def _measure(
         "kl": compared.kl,
         "top1": compared.top1,
         "ttft_s": seconds,
-        "tokens_computed": begun.context.computed,
+        "tokens_computed": sum(p.tokens * (p.layers or model.size.layers) / model.size.layers for p in begun.passes),
         "flops": sum(
             model.size.flops(tokens=p.tokens, keys=p.keys, layers=p.layers, logits=p.logits) for p in begun.passes
         ),
@@ -129,9 +135,10 @@ def _sample_records(
             number=number,
             method=method.name,
             identity=method.identity,
-            f1=f1(text, sample.answers),
-            em=exact_match(text, sample.answers),
-            contains=contains(text, sample.answers),
+            question=question.digest,
+            f1=f1(text, sample.answers) if sample.answers else None,
+            em=exact_match(text, sample.answers) if sample.answers else None,
+            contains=contains(text, sample.answers) if sample.answers else None,
             **found,  # type: ignore[arg-type]
         )
 
@@ -156,18 +163,23 @@ def run(
     total = sum(len(domain.samples) for domain in domains)
     count = 0
     records = []
+    warm: set[str] = set()
     # Domains take turns, so that an interrupted run has some of each.
     for number in range(max((len(domain.samples) for domain in domains), default=0)):
         for domain in domains:
             if number >= len(domain.samples):
                 continue
-            have = {(r.method, r.identity): r for r in done if (r.domain, r.number) == (domain.name, number)}
+            question = questions.make(domain.samples[number], config.k, f"{config.seed}:{domain.name}:{number}")
+            here = (domain.name, number, question.digest)
+            have = {(r.method, r.identity): r for r in done if (r.domain, r.number, r.question) == here}
             missing = [method for method in methods if (method.name, method.identity) not in have]
             if missing:
-                question = questions.make(domain.samples[number], config.k, f"{config.seed}:{domain.name}:{number}")
-                # Who comes first changes from sample to sample, so that no method always finds warm caches.
-                turn = number % len(missing)
-                order = missing[turn:] + missing[:turn]
+                for method in missing:
+                    if method.name not in warm:  # kernels and memory of its shapes, which no user pays twice
+                        method.begin(model, question, method.packets(model, question.chunks), config.max_new_tokens)
+                        warm.add(method.name)
+                # No method always follows the same other one.
+                order = random.Random(question.digest).sample(missing, len(missing))  # noqa: S311
                 new = list(_sample_records(model, domain, number, question, order, config.max_new_tokens))
                 _append(path, [asdict(record) for record in new])
                 have |= {(r.method, r.identity): r for r in new}
@@ -184,6 +196,7 @@ def _header(model: PacketModel, domains: Sequence[Domain], config: FidelityConfi
         "model": model.name,
         "weights": fingerprint.weights,
         "compute": fingerprint.compute,
+        "versions": versions(),
         "config": asdict(config),
         "sources": {domain.name: domain.source for domain in domains},
     }

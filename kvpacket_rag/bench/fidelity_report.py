@@ -38,8 +38,12 @@ def _methods(records: Sequence[Record]) -> dict[str, Any]:
     for name, rows in by.items():
         values: dict[str, Any] = {}
         for measure in MEASURES:
-            numbers = [float(getattr(r, measure)) for r in rows]
-            spread = interval(numbers, groups[name])
+            pairs = [(getattr(r, measure), r.domain) for r in rows if getattr(r, measure) is not None]
+            if not pairs:  # no question has a label
+                values[measure] = None
+                continue
+            numbers, domains = zip(*pairs, strict=True)
+            spread = interval(numbers, domains)
             # Times have outliers from a busy machine, which the median leaves out.
             values[measure] = (
                 asdict(spread)
@@ -50,11 +54,12 @@ def _methods(records: Sequence[Record]) -> dict[str, Any]:
             )
         for other in ("bare", "anchored"):
             if other in by and other != name:
-                pairs = [r.kl for r in rows], [r.kl for r in by[other]]
-                values[f"kl_over_{other}"] = asdict(ratio_interval(*pairs, groups[name]))
+                kls = [r.kl for r in rows], [r.kl for r in by[other]]
+                values[f"kl_over_{other}"] = asdict(ratio_interval(*kls, groups[name]))
         if "full" in by and name != "full":
-            differences = [a.f1 - b.f1 for a, b in zip(rows, by["full"], strict=True)]
-            values["f1_minus_full"] = asdict(interval(differences, groups[name]))
+            both = [(a, b) for a, b in zip(rows, by["full"], strict=True) if a.f1 is not None and b.f1 is not None]
+            gained = [float(a.f1 or 0) - float(b.f1 or 0) for a, b in both]
+            values["f1_minus_full"] = asdict(interval(gained, [a.domain for a, _ in both])) if both else None
         found[name] = values
     return found
 
@@ -88,21 +93,26 @@ def _spread(value: Mapping[str, float] | None, digits: int = 3, scale: float = 1
     return f"{mean} ({low}–{high})"
 
 
+def _percent(value: Mapping[str, float] | None) -> str:
+    return "–" if value is None else f"{100 * value['mean']:.0f}"
+
+
 def _table(methods: Mapping[str, Any]) -> list[str]:
     lines = [
-        "| method | KL per answer token | ÷ bare | top-1 | F1 | F1 − full | EM | contains | first token | tokens computed | GFLOP | bytes/token |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| method | KL per answer token | ÷ bare | ÷ anchored | top-1 | F1 | F1 − full | EM | contains | first token | tokens computed | GFLOP | bytes/token |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, m in methods.items():
         cells = [
             name,
             _spread(m["kl"]),
             _spread(m.get("kl_over_bare"), 2),
+            _spread(m.get("kl_over_anchored"), 2),
             f"{m['top1']['mean']:.3f}",
             _spread(m["f1"], 1, 100),
             _spread(m.get("f1_minus_full"), 1, 100),
-            f"{100 * m['em']['mean']:.0f}",
-            f"{100 * m['contains']['mean']:.0f}",
+            _percent(m["em"]),
+            _percent(m["contains"]),
             f"{1000 * m['ttft_s']:.0f} ms",
             f"{m['tokens_computed']:.0f}",
             f"{m['flops'] / 1e9:.1f}",

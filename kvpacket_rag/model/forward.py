@@ -30,7 +30,7 @@ class Forward:
         """
         self.hf = hf_model.eval().requires_grad_(False)
         self._decoder = hf_model.get_decoder() or hf_model
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         parameters = inspect.signature(hf_model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters
@@ -76,13 +76,14 @@ class Forward:
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
-        """Attention that can report its weights, for as long as the context lasts."""
-        usual = self.hf.config._attn_implementation
-        self.hf.set_attn_implementation("eager")
-        try:
-            yield
-        finally:
-            self.hf.set_attn_implementation(usual)
+        """Attention that can report its weights, for as long as the context lasts; other threads wait."""
+        with self._turn:
+            usual = self.hf.config._attn_implementation
+            self.hf.set_attn_implementation("eager")
+            try:
+                yield
+            finally:
+                self.hf.set_attn_implementation(usual)
 
     def probe(self, ids: Tensor, positions: Tensor) -> Any:
         """Give the model's own dynamic cache of a few tokens.

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kvpacket_rag.packet import StateLayout, canonical
+from kvpacket_rag.packet import StateLayout, canonical, short_hash
 
-__all__ = ["config_hash", "layout_hash", "layout_hashes", "rope_hash", "short_hash", "tokenizer_hash", "weights_hash"]
+__all__ = ["config_hash", "layout_hash", "layout_hashes", "rope_hash", "tokenizer_hash", "weights_hash"]
 
 _VOLATILE = {
     "_name_or_path",
@@ -26,11 +26,6 @@ _VOLATILE = {
 }
 SAMPLE = 64
 """Numbers read from each weight tensor."""
-
-
-def short_hash(data: bytes) -> str:
-    """Hash of bytes, long enough to tell apart what one store ever meets."""
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def config_hash(config: Any) -> str:

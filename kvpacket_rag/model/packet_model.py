@@ -24,7 +24,7 @@ from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
 from kvpacket_rag.model.size import ModelSize, model_size
-from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks
+from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks, short_hash
 from kvpacket_rag.shipped import shipped_adapter
 
 __all__ = ["SHIPPED", "PacketModel"]
@@ -170,7 +170,7 @@ class PacketModel:
             weights=self.weights_hash,
             compute=str(self.dtype).removeprefix("torch."),
             tokenizer=self.tokenizer_hash,
-            anchor=identity.short_hash(canonical([*anchor, *trained])) if anchor else "none",
+            anchor=short_hash(canonical([*anchor, *trained])) if anchor else "none",
             adapter=self.adapter.packet_hash,
             storage=str(storage).removeprefix("torch."),
         )  # fmt: skip

@@ -48,7 +48,7 @@ def load_checkpoint(folder: Path, started_with: Mapping[str, Any]) -> Checkpoint
         return None
     with safe_open(folder / FILE, framework="pt") as file:
         facts = json.loads(file.metadata()["facts"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     wanted = json.loads(json.dumps(started_with))
     for name, value in wanted.items():
         if facts["started_with"].get(name) != value:

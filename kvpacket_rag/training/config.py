@@ -45,15 +45,15 @@ class DistillConfig:
         for name in ("steps", "batch", "accumulate", "answer_tokens", "evaluate_every", "patience"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("anchor", "first_anchor"):
+            if getattr(self, name) not in (Anchor.PASSAGES, Anchor.OPENING, Anchor.NONE):
+                raise InputError(
+                    f"{name} must be passages, opening or none in training; got {str(getattr(self, name))!r}."
+                )
         if self.batch % self.accumulate:
             raise InputError(f"batch must be a multiple of accumulate; got {self.batch} and {self.accumulate}.")
         if not self.learning_rate > 0 or not 0 <= self.warm_up < 1 or self.tail_weight < 0 or not self.clip > 0:
             raise InputError("learning_rate and clip must be above 0, warm_up in [0, 1), tail_weight 0 or more.")
-
-    @property
-    def seen(self) -> Anchor:
-        """What chunks that stand later see in training."""
-        return Anchor.TRAINED if self.sizes.anchor else self.anchor
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, numbered from 0."""

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.training.checkpoint import Checkpoint, load_checkpoint, moments, restore, save_checkpoint
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.lessons import Lesson, Lessons, TaughtLesson
 from kvpacket_rag.training.loss import top_kl
-from kvpacket_rag.training.parts import start_values
+from kvpacket_rag.training.parts import Start, start_values
 from kvpacket_rag.training.student import packets_of, student_logits
 
 __all__ = ["DistillConfig", "Progress", "Trained", "distill"]
@@ -53,9 +54,9 @@ class Trained:
     adapter: Adapter
     """The parts at the best measurement."""
     accepted: bool
-    """The gate: whether it beats no adapter on the held-out lessons of every domain."""
+    """The gate: whether it beats what it started from, or no adapter, on the held-out lessons of every domain."""
     without: Mapping[str, float]
-    """KL per answer token without an adapter, by domain."""
+    """KL per answer token with what it started from, or without an adapter, by domain."""
     best: Mapping[str, float]
     """The same with it."""
     history: Sequence[Mapping[str, Any]]
@@ -68,8 +69,11 @@ class _Run:
     def __init__(
         self, model: PacketModel, lessons: Lessons, held_out: Lessons, config: DistillConfig, folder: Path
     ) -> None:
-        self.model, self.lessons, self.held_out, self.config, self.folder = model, lessons, held_out, config, folder
+        self.lessons, self.held_out, self.config, self.folder = lessons, held_out, config, folder
+        self.before = model.adapter if config.start is Start.PRESENT else None
+        """What the run starts from, and has to beat."""
         start = start_values(model, config.sizes, config.start, config.seed)
+        model = self.model = model.with_adapter(None)
         self.parts = {name: value.clone().requires_grad_(len(value) > 0) for name, value in start.items()}
         self.learned = {name: part for name, part in self.parts.items() if part.requires_grad}
         self.optimiser = torch.optim.AdamW(self.learned.values(), lr=config.learning_rate, weight_decay=0.0)
@@ -79,9 +83,10 @@ class _Run:
         self.best_fidelity: dict[str, float] = {}
         self.started_with = {
             "model": model.weights_hash,
+            "before": self.before.digest if self.before else "none",
             "config": asdict(config),
-            "lessons": len(lessons),
-            "held_out": len(held_out),
+            "lessons": lessons.digest,
+            "held_out": held_out.digest,
         }
         if (saved := load_checkpoint(folder, self.started_with)) is not None:
             restore(self.optimiser, self.learned, saved.tensors)
@@ -124,7 +129,7 @@ class _Run:
     def _loss(self, lessons: Sequence[TaughtLesson]) -> Tensor:
         adapted = self.model.with_adapter(Adapter.of(self.parts), differentiable=True)
         # Packets that do not depend on what is learned are made as always, without gradients.
-        maker = adapted if self.config.sizes.rebuilds else self.model
+        maker = adapted if any(len(self.parts[name]) for name in ("header", "trailer", "anchor")) else self.model
         packets = packets_of(maker, [taught.lesson for taught in lessons], self.config)
         losses = []
         for taught, made in zip(lessons, packets, strict=True):
@@ -203,9 +208,9 @@ def distill(
     def taught(part: Sequence[Lesson]) -> Lessons:
         return Lessons(base, part, folder / "taught", answer_tokens=config.answer_tokens)
 
-    run = _Run(base, taught(lessons), taught(held_out), config, folder)
+    run = _Run(model, taught(lessons), taught(held_out), config, folder)
     if not run.without:
-        run.without = run.measure(None)
+        run.without = run.measure(run.before)
     while not run.finished():
         loss = run.learn()
         last = run.step + 1 == config.steps
@@ -218,13 +223,13 @@ def distill(
     accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
     # In the number format the model computes in, as it was measured; 16 bit keep the file small.
     parts = {name: part.to(base.dtype) for name, part in run.best.items()}
-    adapter = Adapter.of(parts, _card(base, run, data))
+    adapter = Adapter.of(parts, _card(run, data))
     return Trained(adapter, accepted, run.without, run.best_fidelity, run.history)
 
 
-def _card(model: PacketModel, run: _Run, data: str) -> AdapterCard:
+def _card(run: _Run, data: str) -> AdapterCard:
     lengths = [len(chunk) for n in range(len(run.lessons)) for chunk in run.lessons.lesson(n).question.chunks]
-    config = run.config
+    config, model = run.config, run.model
     return AdapterCard(
         architecture=model.adapter_identity["architecture"],
         model=model.name,
@@ -232,9 +237,9 @@ def _card(model: PacketModel, run: _Run, data: str) -> AdapterCard:
         weights=model.weights_hash,
         data=data,
         chunk_lengths=(min(lengths), max(lengths)),
-        anchors=(str(config.first_anchor), str(config.seen)),
+        anchors=(str(config.first_anchor), str(Anchor.TRAINED if len(run.best["anchor"]) else config.anchor)),
         training={
-            "sizes": asdict(config.sizes),
+            "sizes": {name: len(part) for name, part in run.best.items()},
             "start": str(config.start),
             "steps": run.step,
             "batch": config.batch,

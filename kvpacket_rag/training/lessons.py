@@ -27,6 +27,10 @@ from kvpacket_rag.training.loss import TopLogits, top_logits
 __all__ = ["Lesson", "Lessons", "TaughtLesson", "Variety", "draw_lessons"]
 
 
+ROOM = 256
+"""Positions left for adapter and answer."""
+
+
 @dataclass(frozen=True)
 class Variety:
     """Between what prompts of training vary."""
@@ -60,7 +64,10 @@ class TaughtLesson:
 def draw_lessons(
     model: PacketModel, domains: Sequence[tuple[str, Sequence[Sample]]], variety: Variety, seed: int
 ) -> list[Lesson]:
-    """Make a prompt of every sample, with numbers and lengths of chunks drawn from `variety`, domains in turns."""
+    """Make a prompt of every sample, with numbers and lengths of chunks drawn from `variety`, domains in turns.
+
+    Prompts that do not fit the model's positions are left out.
+    """
     cutters = {length: Questions(model, length) for length in variety.chunk_tokens}
     lessons: list[tuple[float, Lesson]] = []
     for name, samples in domains:
@@ -68,6 +75,8 @@ def draw_lessons(
             rng = random.Random(f"{seed}:{name}:{number}")  # noqa: S311 - a draw that can be repeated
             k, length = rng.choice(variety.k), rng.choice(variety.chunk_tokens)
             question = cutters[length].make(sample, k, f"{seed}:{name}:{number}")
+            if question.length + ROOM > model.max_positions:
+                continue
             lessons.append(((number + rng.random()) / len(samples), Lesson(name, question)))
     return [lesson for _, lesson in sorted(lessons, key=lambda pair: pair[0])]
 
@@ -81,6 +90,12 @@ class Lessons:
 
     def __len__(self) -> int:
         return len(self._lessons)
+
+    @property
+    def digest(self) -> str:
+        """Hash of all prompts and their domains, in order, and of the model that teaches them."""
+        names = [[lesson.domain, self._path(lesson).name] for lesson in self._lessons]
+        return hashlib.sha256(canonical(names)).hexdigest()[:16]
 
     def lesson(self, number: int) -> Lesson:
         """A lesson without its teaching."""

@@ -33,10 +33,10 @@ def top_logits(logits: Tensor, kept: int = KEPT) -> TopLogits:
 
 def top_kl(teacher: TopLogits, logits: Tensor) -> Tensor:
     """KL(teacher ‖ student) in nats, [n], for student logits [n, vocabulary]; differentiable in the logits."""
-    student = logits.float().log_softmax(-1).gather(-1, teacher.ids.long())
-    p = teacher.log_probabilities.exp()
-    known = (p * (teacher.log_probabilities - student)).sum(-1)
-    rest, student_rest = (_rest(part.exp().sum(-1)) for part in (teacher.log_probabilities, student))
+    expected = teacher.log_probabilities.to(logits.device)
+    student = logits.float().log_softmax(-1).gather(-1, teacher.ids.long().to(logits.device))
+    known = (expected.exp() * (expected - student)).sum(-1)
+    rest, student_rest = (_rest(part.exp().sum(-1)) for part in (expected, student))
     return known + rest * (rest.log() - student_rest.log())
 
 

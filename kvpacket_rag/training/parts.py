@@ -12,6 +12,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from kvpacket_rag.adapter import PARTS
 from kvpacket_rag.anchor import Anchor, anchor_ids
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
@@ -37,14 +38,12 @@ class Sizes:
                 f"{self.trailer}, bridge {self.bridge}, anchor {self.anchor}."
             )
 
-    @property
-    def rebuilds(self) -> bool:
-        """Whether packets depend on the adapter."""
-        return bool(self.header or self.trailer or self.anchor)
-
 
 class Start(StrEnum):
     """What the embeddings start from."""
+
+    PRESENT = "present"
+    """The adapter the model has, which also says how many there are; delimiters if it has none."""
 
     DELIMITERS = "delimiters"
     """Line breaks, as they stand between passages."""
@@ -58,6 +57,9 @@ class Start(StrEnum):
 
 def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> dict[str, Tensor]:
     """Give float32 embeddings [n, hidden] of each part to begin training with."""
+    present = {name: getattr(model.adapter, name).detach().float().cpu() for name in PARTS}
+    if start is Start.PRESENT and any(map(len, present.values())):
+        return present
     generator = torch.Generator().manual_seed(seed)
 
     def part(n: int) -> Tensor:

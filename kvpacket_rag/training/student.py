@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvpacket_rag.anchor import anchor_ids
+from kvpacket_rag.anchor import Anchor, anchor_ids
 from kvpacket_rag.assembly import assemble
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
@@ -30,7 +30,9 @@ def packets_of(model: PacketModel, lessons: Sequence[Lesson], config: DistillCon
     firsts = [lesson.question.chunks[0] for lesson in lessons]
     others = [chunk for lesson in lessons for chunk in lesson.question.chunks[1:]]
     first = model.encode(firsts, anchor=anchor_ids(model, config.first_anchor))
-    later = model.encode(others, anchor=anchor_ids(model, config.seen if len(model.adapter.anchor) else config.anchor))
+    later = model.encode(
+        others, anchor=anchor_ids(model, Anchor.TRAINED if len(model.adapter.anchor) else config.anchor)
+    )
     found, at = [], 0
     for number, lesson in enumerate(lessons):
         count = len(lesson.question.chunks) - 1
