@@ -47,10 +47,13 @@ class Questions:
         self._splitter = Splitter(model, room)
 
     def chunk(self, passage: str, answers: Sequence[str]) -> tuple[int, ...]:
-        """Token ids of the piece of a passage that holds an answer, else of its first."""
+        """Token ids of the longest piece of a passage that holds an answer, else of the longest of its first two.
+
+        The first may be a title.
+        """
         pieces = self._splitter.split(Document(passage))
         holding = [piece for piece in pieces if contains(piece.text, answers)]
-        return (holding or pieces)[0].token_ids
+        return max(holding or pieces[:2], key=lambda piece: len(piece.token_ids)).token_ids
 
     def make(self, sample: Sample, k: int, seed: str) -> Question:
         """Choose `k` of the sample's passages, gold first, then those with an answer, and put them in random order."""

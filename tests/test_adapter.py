@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import kvpacket_rag
 from kvpacket_rag.adapter import Adapter, AdapterCard
 from kvpacket_rag.errors import AdapterError
+from kvpacket_rag.shipped import shipped_adapter
 
 from .conftest import tiny_model
 
@@ -76,3 +79,38 @@ def test_files_that_are_no_adapter_are_refused(tmp_path):
 def test_parts_of_different_width_are_refused():
     with pytest.raises(AdapterError, match="one hidden size"):
         Adapter.of({"header": torch.zeros(1, 4), "trailer": torch.zeros(1, 5)})
+
+
+SHIPPED = sorted((Path(kvpacket_rag.__file__).parent / "adapters").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_adapters_are_small_and_say_what_they_are(path):
+    loaded = Adapter.load(path)
+    card = loaded.card
+    assert path.stat().st_size < 400_000
+    assert path.name.split(".")[0] == card.model
+    assert path.name.split(".")[1] in ("packet", "paper")
+    assert card.architecture
+    assert card.tokenizer
+    assert card.weights
+    assert len(card.data.split(";")) >= 4, "trained on a mixture of domains"
+    assert 0 < card.chunk_lengths[0] < card.chunk_lengths[1]
+    assert card.training["seed"] is not None
+    assert set(card.fidelity) == set(card.without)
+    if ".packet." in path.name:
+        assert all(card.fidelity[domain] < card.without[domain] for domain in card.fidelity), "the gate"
+
+
+def test_a_shipped_adapter_is_found_by_the_model_it_was_trained_for(llama):
+    for path in SHIPPED:
+        card, width = Adapter.load(path).card, Adapter.load(path).hidden_size
+        identity = {
+            "architecture": card.architecture, "hidden_size": width, "tokenizer": card.tokenizer, "model": card.model
+        }  # fmt: skip
+        kind = path.name.split(".")[1]
+        found = shipped_adapter(identity, kind)
+        assert found is not None
+        assert found.digest == Adapter.load(path).digest
+        assert shipped_adapter({**identity, "tokenizer": "another"}, kind) is None
+    assert shipped_adapter(llama.adapter_identity) is None

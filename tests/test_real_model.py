@@ -106,6 +106,12 @@ def test_an_anchor_brings_packets_much_nearer_to_full_prefill(smollm):
     assert divergence(smollm, "passages") < 0.6 * divergence(smollm, "none")
 
 
+def test_the_default_model_comes_with_an_adapter_that_is_left_out_when_asked_for_none(smollm):
+    assert len(smollm.adapter.anchor)
+    assert smollm.adapter.card.model == smollm.name
+    assert not len(PacketModel.from_pretrained("smollm2-135m-instruct", adapter=None).adapter.anchor)
+
+
 def test_answers_come_from_the_documents(harbour):
     answer = RAG(harbour, k=2).ask(CAKE)
     assert "plum cake" in answer.text

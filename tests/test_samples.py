@@ -220,3 +220,10 @@ def test_a_missing_library_and_a_wrong_name_are_errors(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", FakeHub("datasets"))
     with pytest.raises(InputError, match="hf:DATASET:SPLIT"):
         load_samples("hf:a:b:c:d", "squad")
+
+
+def test_a_title_alone_is_no_chunk(llama: PacketModel):
+    passage = "Plum\n" + "The plum is a fruit that ripens in late summer on small trees. " * 4
+    makers = Questions(llama, 60)
+    for answers in ((), ("plum",)):
+        assert len(makers.chunk(passage, answers)) > 40
