@@ -92,8 +92,17 @@ def add(
     embedder: Annotated[str | None, typer.Option(help="Embedder of a new knowledge base.")] = None,
     chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk, default 256.")] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="What chunks see when encoded: passages (default), opening or none.")
+        str | None,
+        typer.Option(
+            help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
+        ),
     ] = None,
+    both_places: Annotated[
+        bool,
+        typer.Option(
+            "--both-places", help="Build the packets for the first place in a context as well: twice the bytes."
+        ),
+    ] = False,
 ) -> None:
     """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
     from kvpacket_rag.building import BuildProgress
@@ -119,6 +128,11 @@ def add(
             )
 
         report = store.add_paths([*paths], progress=show)
+        if both_places:
+            first = shown.add_task("First place", total=None, chunks=0, tokens=0, rate=0.0)
+            store.build_missing(
+                0, progress=lambda done, total: shown.update(first, total=total, completed=done, chunks=done)
+            )
     out.print(
         f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged; "
         f"{report.packets_built} packets of {report.tokens_built} tokens built in {report.seconds:.1f} s."

@@ -265,8 +265,7 @@ class DocumentStore:
                 raise DamagedError(
                     f"The database of {self.folder} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
                 )
-            return report
-        if not repair:
+        if report.database or not repair:
             return report
         keys = [key for key, _ in report.damaged]
         with self._database.writing() as connection:
@@ -275,11 +274,12 @@ class DocumentStore:
         self._packets.forget()
         self.collect_garbage()
         if report.damaged or report.without_packet:
-            self._rebuild_missing()
+            self.build_missing()
         return replace(verify(self._database, self._packets), repaired=len(keys))
 
-    def _rebuild_missing(self, progress: Callable[[int, int], None] | None = None) -> None:
-        rebuild_missing(self._database, self._packets, self._retrieval, self._configuration, progress)
+    def build_missing(self, place: int = 1, progress: Callable[[int, int], None] | None = None) -> None:
+        """Build the packets that are not stored, now instead of when needed; place 0 is the first in a context, 1 any later."""
+        rebuild_missing(self._database, self._packets, self._retrieval, self._configuration, place, progress)
 
     def remake(
         self, anchor: Anchor | None = None, *, texts: Sequence[str] = (), adapter: Adapter | None = None,
@@ -292,7 +292,7 @@ class DocumentStore:
         belongs to another model.
         """
         self._configuration.change(anchor, texts, adapter)
-        self._rebuild_missing(progress)
+        self.build_missing(progress=progress)
         drop_other_packets(self._database, self._packets, self._configuration)
 
     def collect_garbage(self) -> list[str]:

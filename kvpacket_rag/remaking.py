@@ -25,13 +25,14 @@ def rebuild_missing(
     store: PacketStore,
     retrieval: Retrieval,
     configuration: Configuration,
+    place: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Build the packets of all chunks that have none as packets are made now; what was built counts when interrupted.
+    """Build the packets for a place of all chunks that have none as they are made now; what was built counts when interrupted.
 
     progress: called with (packets built, packets to build).
     """
-    recipe = configuration.recipe(1)
+    recipe = configuration.recipe(place)
     packed = sa.exists().where(
         packet_table.c.content == chunk_table.c.content, packet_table.c.fingerprint == recipe.fingerprint.digest
     )

@@ -471,3 +471,15 @@ def test_chunks_far_from_an_adapters_training_are_warned_about(open_store, caplo
     store = open_store(model=tiny_model(adapter=Adapter.of({"anchor": torch.ones(2, 64)}, card)))
     store.add(handbook())
     assert any("far from those" in record.message for record in caplog.records) is warned
+
+
+def test_packets_for_the_first_place_can_be_built_beforehand(open_store):
+    store = open_store(first_anchor=None)
+    store.add(handbook())
+    seen = []
+    store.build_missing(0, progress=lambda *counts: seen.append(counts))
+    assert seen[-1] == (store.info().chunks, store.info().chunks)
+    assert store.info().packets == 2 * store.info().chunks
+    chunks = [hit.chunk for hit in store.search("lamp", k=3)]
+    assert [store.packets(order).built for order in (chunks, chunks[::-1])] == [0, 0]
+    assert store.verify().clean

@@ -179,7 +179,7 @@ def run(capsys, monkeypatch):
 
 def test_the_command_from_adding_to_removing(tmp_path, notes, run, monkeypatch):
     kb = tmp_path / "a kb"
-    assert "3 added" in run("add", kb, notes)
+    assert "3 added" in run("add", kb, notes, "--both-places")
     assert "3 unchanged; 0 packets" in run("add", kb, notes)
     answer = json.loads(run("ask", kb, CAKE, "--k", 2, "--json"))
     assert "plum cake" in answer["answer"]
