@@ -260,11 +260,10 @@ class DocumentStore:
     def verify(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Check every stored byte. repair: drop what is damaged or left over, and rebuild the packets from their text."""
         report = verify(self._database, self._packets, progress)
-        if report.database:
-            if repair:
-                raise DamagedError(
-                    f"The database of {self.folder} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
-                )
+        if report.database and repair:
+            raise DamagedError(
+                f"The database of {self.folder} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
+            )
         if report.database or not repair:
             return report
         keys = [key for key, _ in report.damaged]

@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,12 +114,13 @@ def test_a_draw_is_the_beginning_of_a_longer_one_and_takes_new_rows_first(tmp_pa
 
 def test_distractors_come_from_other_rows_and_never_repeat(tmp_path: Path):
     samples = load_samples(written(tmp_path / "file", SQUAD), "squad")
-    filled = with_distractors(samples, samples, 4, 0)
+    twice = [replace(sample, row=sample.row + 100) for sample in samples]  # rows of a file may share a passage
+    filled = with_distractors(samples, [*samples, *twice], 4, 0)
     for before, after in zip(samples, filled, strict=True):
         assert after.passages[0] == before.passages[0]
         assert len(set(after.passages)) == 4
-    assert filled == with_distractors(samples, samples, 4, 0)
-    assert filled != with_distractors(samples, samples, 4, 1)
+    assert filled == with_distractors(samples, [*samples, *twice], 4, 0)
+    assert filled != with_distractors(samples, [*samples, *twice], 4, 1)
 
 
 @pytest.mark.parametrize("kind", [*FORMATS])
@@ -227,3 +229,36 @@ def test_a_title_alone_is_no_chunk(llama: PacketModel):
     makers = Questions(llama, 60)
     for answers in ((), ("plum",)):
         assert len(makers.chunk(passage, answers)) > 40
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "q", "passages": "one text", "answers": ["a"]}, None),
+        ({"question": "q", "passages": ["x"], "answers": "a"}, None),
+        ({"question": "q\u2028r", "passages": ["x"]}, None),
+        ({"question": "q", "passages": ["x"], "answers": [1889]}, "answers must be texts"),
+        ({"question": "q", "passages": ["x", " "]}, "passages must be texts"),
+        ({"question": "", "passages": ["x"]}, "question must be texts"),
+        ({"question": "q", "passages": []}, "no passages"),
+    ],
+)
+def test_rows_that_cannot_be_asked_are_named(tmp_path: Path, row: dict[str, object], message: str | None):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": "fine", "passages": ["x"]}, row]
+    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows), encoding="utf-8")
+    if message:
+        with pytest.raises(InputError, match=rf"Row 1 of .*{message}"):
+            load_samples(path, "jsonl")
+    else:
+        found = load_samples(path, "jsonl")[1]
+        assert all(len(passage) in (1, 8) for passage in found.passages)
+        assert found.answers in ((), ("a",))
+
+
+def test_a_damaged_archive_is_an_error(tmp_path: Path):
+    whole = gzip.compress(json.dumps(LINES).encode())
+    for damaged in (whole[:20], whole[:14] + b"\xff\xff\xff" + whole[17:]):
+        (tmp_path / "file.gz").write_bytes(damaged)
+        with pytest.raises(InputError, match="cannot be read"):
+            load_samples(tmp_path / "file.gz", "jsonl")

@@ -17,6 +17,7 @@ from kvpacket_rag.cli import app
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import AdapterError, InputError
 from kvpacket_rag.fidelity import Interval
+from kvpacket_rag.generator import Piece
 from kvpacket_rag.samples import Sample
 from kvpacket_rag.training import writing
 from kvpacket_rag.training.writing import write_samples
@@ -153,8 +154,18 @@ def test_an_empty_store_has_nothing_to_ask_about(open_store, tmp_path: Path):
         write_samples(open_store(), 2, 2, 0, tmp_path / "q.jsonl")
 
 
-def test_a_tiny_random_model_writes_no_question_and_that_is_no_error(store: DocumentStore):
-    assert isinstance(writing.write_question(store.model, store.chunks()[0].token_ids, "a name", 0), str)
+@pytest.mark.parametrize(
+    ("written", "question"),
+    [
+        ('Here it is:\n"Who built the lamp?" \nMore.', "Who built the lamp?"),
+        ("Who built it?", "Who built it?"),
+        ("No question at all.", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_line_that_is_a_question_is_taken(store: DocumentStore, monkeypatch, written: str, question: str):
+    monkeypatch.setattr(writing, "generate", lambda *_: iter([Piece(written, 7)]))
+    assert writing.write_question(store.model, store.chunks()[0].token_ids, "a name", 0) == question
 
 
 @pytest.mark.parametrize(

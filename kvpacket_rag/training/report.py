@@ -41,9 +41,7 @@ def _draw(trained: Trained, path: Path) -> None:
         (n, entry["fidelity"]) for n, entry in zip(steps, trained.history, strict=True) if entry["fidelity"] is not None
     ]
     axes.plot(*zip(*measured, strict=True), "o-", color="tab:red", label="held out: KL per answer token")
-    axes.axhline(
-        _mean(trained.without), color="black", linewidth=0.8, linestyle="--", label="held out: without an adapter"
-    )
+    axes.axhline(_mean(trained.without), color="black", linewidth=0.8, linestyle="--", label="held out: before")
     axes.set_xlabel("step")
     axes.set_ylabel("nats")
     axes.set_ylim(bottom=0)
