@@ -151,11 +151,13 @@ def _draw(report: Mapping[str, Any], path: Path) -> None:
         for name, (time, kl) in points.items()
         if not any(t < time and k["mean"] < kl["mean"] for t, k in points.values())
     ]
-    for name, (time, kl) in points.items():
+    for number, (name, (time, kl)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
         error = [[kl["mean"] - kl["low"]], [kl["high"] - kl["mean"]]]
         colour = "tab:red" if name == "packet" else "tab:blue" if name in front else "tab:gray"
         axes.errorbar([time], [kl["mean"]], yerr=error, fmt="o", color=colour, capsize=3)
-        axes.annotate(name, (time, kl["mean"]), xytext=(6, 4), textcoords="offset points", fontsize=9, color=colour)
+        # Neighbours have their names above and below in turns, so that they do not cover each other.
+        place = (6, 4) if number % 2 else (6, -11)
+        axes.annotate(name, (time, kl["mean"]), xytext=place, textcoords="offset points", fontsize=9, color=colour)
     line = sorted((*points[name][0:1], points[name][1]["mean"]) for name in front)
     axes.plot([x for x, _ in line], [y for _, y in line], color="tab:blue", linewidth=0.8, linestyle=":", zorder=0)
     if "full" in report["methods"]:
