@@ -35,8 +35,13 @@ def block_mask_logits(model: PacketModel, order: list[int], anchor: list[int]) -
     hf, adapter = model._hf, model.adapter
 
     def embed(ids: list[int]) -> torch.Tensor:
-        table = torch.cat((adapter.anchor.flip(0), hf.get_input_embeddings().weight))
-        return table[torch.tensor(ids, dtype=torch.long) + len(adapter.anchor)]
+        tensor = torch.tensor(ids, dtype=torch.long)
+        rows = hf.get_input_embeddings()(tensor.clamp_min(0))
+        return (
+            torch.stack([adapter.anchor[-1 - i] if i < 0 else row for i, row in zip(ids, rows, strict=True)])
+            if ids
+            else rows
+        )
 
     pieces, positions, owners = [embed(PREFIX)], [torch.arange(len(PREFIX))], [torch.full((len(PREFIX),), -1)]
     start = len(PREFIX)
