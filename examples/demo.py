@@ -36,6 +36,8 @@ def build(kb: DocumentStore, corpus: Path) -> None:
             progress.update(task, total=state.total, completed=state.documents, state=text)
 
         kb.add_paths([corpus], progress=show)
+        # The packets for the first place too, so that no question has to wait for one.
+        kb.build_missing(0, progress=lambda done, total: progress.update(task, total=total, completed=done))
 
 
 def row(answer: Answer) -> list[str]:
