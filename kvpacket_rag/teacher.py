@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvpacket_rag.assembly import prefill
+from kvpacket_rag.assembly import assemble, prefill
 from kvpacket_rag.model import ContextCache, PacketModel
+from kvpacket_rag.packet import Packet
 from kvpacket_rag.questions import Question
 
-__all__ = ["Taught", "continue_greedily", "teach"]
+__all__ = ["Taught", "continue_greedily", "forced_logits", "teach"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,14 @@ def continue_greedily(
             return ids, seen
         at = torch.tensor([[position + len(ids) - 1]])
         logits = model.forward(cache, ids[-1:], positions=at)[0]
+
+
+def forced_logits(model: PacketModel, question: Question, packets: Sequence[Packet], answer: Sequence[int]) -> Tensor:
+    """Logits [m + n - 1, vocabulary] at the m tail tokens and all but the last of the n of a given answer, from packets."""
+    forced = [*question.tail, *answer[:-1]]
+    bridge = model.adapter.bridge
+    context = assemble(model, question.prefix, packets, room=len(bridge) + len(forced))
+    return model.logits(context.cache, forced, keep=len(forced), bridge=bridge)[0]
 
 
 def teach(model: PacketModel, question: Question, *, most: int) -> Taught:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpacket_rag.anchor import Anchor, anchor_ids, encode_in_place
-from kvpacket_rag.assembly import assemble
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import Interval, divergence, interval
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.questions import Question
 from kvpacket_rag.samples import Sample
-from kvpacket_rag.teacher import teach
+from kvpacket_rag.teacher import forced_logits, teach
 
 __all__ = ["Candidate", "TuneReport", "candidates", "tune_anchor"]
 
@@ -72,17 +71,14 @@ def tune_anchor(
         raise InputError(f"Tuning needs questions and candidates; got {len(samples)} and {len(tried)}.")
     model = store.model
     first = anchor_ids(model, Anchor(store.settings.first_anchor or Anchor.OPENING))
+    later = {candidate.name: anchor_ids(model, candidate.anchor, candidate.texts) for candidate in tried}
     found: dict[str, list[float]] = {candidate.name: [] for candidate in tried}
     for done, sample in enumerate(samples, start=1):
         question = _question(model, sample)
         taught = teach(model, question, most=ANSWER_TOKENS)
         for candidate in tried:
-            later = anchor_ids(model, candidate.anchor, candidate.texts)
-            packets = encode_in_place(model, question.chunks, first=first, later=later)
-            forced = [*question.tail, *taught.answer[:-1]]
-            bridge = model.adapter.bridge
-            context = assemble(model, question.prefix, packets, room=len(bridge) + len(forced))
-            logits = model.logits(context.cache, forced, keep=len(taught.answer), bridge=bridge)[0]
+            packets = encode_in_place(model, question.chunks, first=first, later=later[candidate.name])
+            logits = forced_logits(model, question, packets, taught.answer)[-len(taught.answer) :]
             found[candidate.name].append(divergence(taught.logits, logits).kl)
         if progress is not None:
             progress(done, len(samples))

@@ -72,7 +72,8 @@ class PacketModel:
         self.layout: StateLayout = prove_layout(hf_model, self._forward.probe, self.max_positions, self.vocabulary_size)
         self._differentiable, self.adapter = False, no_adapter(self.hidden_size)
         if adapter is not None:
-            self._take(adapter)
+            self._check(adapter)
+            self.adapter = adapter
 
     @classmethod
     def from_pretrained(
@@ -99,11 +100,10 @@ class PacketModel:
             adapter = Adapter.load(adapter)
         return model.with_adapter(adapter)
 
-    def _take(self, adapter: Adapter) -> None:
+    def _check(self, adapter: Adapter) -> None:
         adapter.check(**self.adapter_identity)
         if adapter.card.weights not in ("", self.weights_hash):
             logger.warning("The adapter was trained on other weights of %s; measure before relying on it.", self.name)
-        self.adapter = adapter
 
     def with_adapter(self, adapter: Adapter | None, *, differentiable: bool = False) -> PacketModel:
         """Give the same model, sharing its weights, with another adapter or none.
@@ -111,10 +111,10 @@ class PacketModel:
         differentiable: let gradients pass from logits to packets and the adapter's parts, for training; slower.
         Raises `AdapterError` when the adapter belongs to another model.
         """
-        other = copy.copy(self)
-        other._differentiable, other.adapter = differentiable, no_adapter(self.hidden_size)
         if adapter is not None:
-            other._take(adapter)
+            self._check(adapter)  # before copying, so that the copy finds the hashes made
+        other = copy.copy(self)
+        other._differentiable, other.adapter = differentiable, adapter or no_adapter(self.hidden_size)
         return other
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -156,10 +157,10 @@ class _Run:
     def consider(self) -> float:
         """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
         found = self.measure(Adapter.of({name: part.detach() for name, part in self.parts.items()}))
-        if not self.best_fidelity or _mean(found) < _mean(self.best_fidelity):
+        if not self.best_fidelity or fmean(found.values()) < fmean(self.best_fidelity.values()):
             self.best_fidelity = found
             self.best = {name: part.detach().clone() for name, part in self.parts.items()}
-        return _mean(found)
+        return fmean(found.values())
 
     def finished(self) -> bool:
         """Whether all steps are done, or none of the last measurements was better."""
@@ -178,10 +179,6 @@ class _Run:
             "best_fidelity": self.best_fidelity,
         }
         save_checkpoint(self.folder, Checkpoint(tensors | moments(self.optimiser, self.learned), facts))
-
-
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)
 
 
 def distill(
@@ -218,7 +215,7 @@ def distill(
         run.history.append({"loss": loss, "fidelity": fidelity})
         run.save()
         if progress is not None:
-            best = _mean(run.best_fidelity) if run.best_fidelity else None
+            best = fmean(run.best_fidelity.values()) if run.best_fidelity else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
     accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
     # In the number format the model computes in, as it was measured; 16 bit keep the file small.

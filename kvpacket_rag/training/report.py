@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kvpacket_rag.plots import new_figure
@@ -41,14 +41,12 @@ def _draw(trained: Trained, path: Path) -> None:
         (n, entry["fidelity"]) for n, entry in zip(steps, trained.history, strict=True) if entry["fidelity"] is not None
     ]
     axes.plot(*zip(*measured, strict=True), "o-", color="tab:red", label="held out: KL per answer token")
-    axes.axhline(_mean(trained.without), color="black", linewidth=0.8, linestyle="--", label="held out: before")
+    axes.axhline(
+        fmean(trained.without.values()), color="black", linewidth=0.8, linestyle="--", label="held out: before"
+    )
     axes.set_xlabel("step")
     axes.set_ylabel("nats")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
-
-
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvpacket_rag.anchor import Anchor, anchor_ids
-from kvpacket_rag.assembly import assemble
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
+from kvpacket_rag.teacher import forced_logits
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.lessons import Lesson, TaughtLesson
 
@@ -18,11 +18,7 @@ __all__ = ["packets_of", "student_logits"]
 
 def student_logits(model: PacketModel, packets: Sequence[Packet], taught: TaughtLesson) -> Tensor:
     """Logits [m + n - 1, vocabulary] at the m tail and n - 1 answer tokens, from packets."""
-    question = taught.lesson.question
-    forced = [*question.tail, *taught.answer[:-1]]
-    bridge = model.adapter.bridge
-    context = assemble(model, question.prefix, packets, room=len(bridge) + len(forced))
-    return model.logits(context.cache, forced, keep=len(forced), bridge=bridge)[0]
+    return forced_logits(model, taught.lesson.question, packets, taught.answer)
 
 
 def packets_of(model: PacketModel, lessons: Sequence[Lesson], config: DistillConfig) -> list[list[Packet]]:
