@@ -13,138 +13,35 @@ from kvpacket_rag.samples import Sample
 
 __all__ = ["GENERATORS", "biography", "generate_samples", "needle"]
 
-_FIRST = [
-    "Alva",
-    "Bruno",
-    "Celia",
-    "Dario",
-    "Edda",
-    "Falk",
-    "Greta",
-    "Hanno",
-    "Ilse",
-    "Jonas",
-    "Kaja",
-    "Lorenz",
-    "Mira",
-    "Nils",
-    "Olga",
-    "Piet",
-    "Ruth",
-    "Sven",
-    "Thea",
-    "Ulf",
-    "Vera",
-    "Wim",
-    "Yara",
-    "Zeno",
-]
-_LAST = [
-    "Arnesen",
-    "Birk",
-    "Calder",
-    "Dorn",
-    "Eklund",
-    "Farrow",
-    "Gade",
-    "Holm",
-    "Iversen",
-    "Jarl",
-    "Kessler",
-    "Lund",
-    "Marsh",
-    "Nordal",
-    "Oster",
-    "Pryce",
-    "Quist",
-    "Ravn",
-    "Stroud",
-    "Thorne",
-    "Ullman",
-    "Vance",
-    "Wolff",
-    "Yates",
-]
-_TOWNS = [
-    "Almhult",
-    "Brevik",
-    "Corvey",
-    "Dunmore",
-    "Elsfleth",
-    "Farsund",
-    "Gandria",
-    "Holbeck",
-    "Ilmenau",
-    "Jever",
-    "Kerzers",
-    "Lomma",
-    "Meldorf",
-    "Nidau",
-    "Orsova",
-    "Pirna",
-    "Rauma",
-    "Sligo",
-    "Tolmin",
-    "Uzes",
-    "Varde",
-    "Wismar",
-]
-_WORK = [
-    "baker",
-    "beekeeper",
-    "bookbinder",
-    "cartographer",
-    "clockmaker",
-    "dentist",
-    "fisherman",
-    "gardener",
-    "glassblower",
-    "judge",
-    "librarian",
-    "locksmith",
-    "midwife",
-    "nurse",
-    "organist",
-    "pilot",
-    "potter",
-    "printer",
-    "surveyor",
-    "tailor",
-    "teacher",
-    "translator",
-]
-_HOBBIES = [
-    "archery",
-    "chess",
-    "climbing",
-    "dancing",
-    "fencing",
-    "gliding",
-    "juggling",
-    "knitting",
-    "origami",
-    "painting",
-    "photography",
-    "rowing",
-    "sailing",
-    "skating",
-    "sketching",
-    "stargazing",
-    "surfing",
-    "weaving",
-]
-_PETS = [
-    "a grey parrot",
-    "an old donkey",
-    "a blind cat",
-    "two white geese",
-    "a spotted dog",
-    "a tame crow",
-    "a lame goat",
-    "three hens",
-    "a large tortoise",
-    "a pair of finches",
-]
+
+def _list(text: str, between: str = " ") -> list[str]:
+    return text.split(between)
+
+
+_FIRST = _list(
+    "Alva Bruno Celia Dario Edda Falk Greta Hanno Ilse Jonas Kaja Lorenz Mira Nils Olga Piet Ruth Sven Thea Ulf "
+    "Vera Wim Yara Zeno"
+)
+_LAST = _list(
+    "Arnesen Birk Calder Dorn Eklund Farrow Gade Holm Iversen Jarl Kessler Lund Marsh Nordal Oster Pryce Quist "
+    "Ravn Stroud Thorne Ullman Vance Wolff Yates"
+)
+_TOWNS = _list(
+    "Almhult Brevik Corvey Dunmore Elsfleth Farsund Gandria Holbeck Ilmenau Jever Kerzers Lomma Meldorf Nidau "
+    "Orsova Pirna Rauma Sligo Tolmin Uzes Varde Wismar"
+)
+_WORK = _list(
+    "baker beekeeper bookbinder cartographer clockmaker dentist fisherman gardener glassblower judge librarian "
+    "locksmith midwife nurse organist pilot potter printer surveyor tailor teacher translator"
+)
+_HOBBIES = _list(
+    "archery chess climbing dancing fencing gliding juggling knitting origami painting photography rowing sailing "
+    "skating sketching stargazing surfing weaving"
+)
+_PETS = _list(
+    "a grey parrot|an old donkey|a blind cat|two white geese|a spotted dog|a tame crow|a lame goat|three hens|a large tortoise|a pair of finches",
+    "|",
+)
 
 _BIOGRAPHY = (
     "{name} was born in {born} in the year {year}. {name} works as a {work} in {town}. In the evenings {name} is fond of {hobby}. "
@@ -192,41 +89,11 @@ def biography(number: int, k: int, seed: int | str) -> Sample:
     )
 
 
-_THINGS = [
-    "lamp",
-    "ladder",
-    "violin",
-    "suitcase",
-    "tent",
-    "kettle",
-    "clock",
-    "bicycle",
-    "camera",
-    "mirror",
-    "drum",
-    "barrel",
-    "telescope",
-    "saddle",
-    "lantern",
-    "globe",
-]
+_THINGS = _list(
+    "lamp ladder violin suitcase tent kettle clock bicycle camera mirror drum barrel telescope saddle lantern globe"
+)
 _COLOURS = "amber black blue brown copper green grey ivory orange purple red silver white yellow".split(" ")  # noqa: SIM905
-_PLACES = [
-    "harbour",
-    "chapel",
-    "library",
-    "mill",
-    "station",
-    "bakery",
-    "school",
-    "tower",
-    "stable",
-    "market",
-    "museum",
-    "orchard",
-    "quarry",
-    "theatre",
-]
+_PLACES = _list("harbour chapel library mill station bakery school tower stable market museum orchard quarry theatre")
 _FILLER = (
     "The road to the {place} is quiet in the morning.",
     "A few people wait near the {place} and talk about the weather.",
