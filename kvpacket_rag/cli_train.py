@@ -51,7 +51,7 @@ Parts = Annotated[
 
 StartName = Annotated[
     str,
-    typer.Option(help="What embeddings start from: present (the adapter in use), delimiters, closing, mean, random."),
+    typer.Option(help="What embeddings start from: present (the adapter in use, with parts it lacks added), delimiters, closing, mean, random."),
 ]
 
 
@@ -73,7 +73,7 @@ def train_command(
     first_anchor: Annotated[str, typer.Option(help="The same for the chunk that stands first.")] = "opening",
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 60,
     batch: Annotated[int, typer.Option(help="Questions of one step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-3,
+    learning_rate: Annotated[float, typer.Option(help="Highest, as a share of the embeddings' spread.")] = 0.045,
     tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
 ) -> None:

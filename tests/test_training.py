@@ -30,7 +30,7 @@ CHUNKS = [[7, 8, 9, 10, 11], [12, 13, 14]]
 PREFIX, TAIL, ANCHOR = [1, 5, 6], [20, 21, 22, 23], [30, 31, -1, -2]
 VARIETY = Variety(k=(2, 3), chunk_tokens=(24, 40))
 QUICK = DistillConfig(
-    sizes=Sizes(1, 1, 2), steps=4, batch=2, accumulate=1, evaluate_every=2, answer_tokens=5, learning_rate=1e-2,
+    sizes=Sizes(1, 1, 2), steps=4, batch=2, accumulate=1, evaluate_every=2, answer_tokens=5, learning_rate=0.05,
     anchor=Anchor.OPENING,
 )  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_the_gate_opens_for_an_adapter_that_is_better_in_every_domain(tmp_path: 
     taught = [Lessons(tiny_model("llama", seed=1), lessons, tmp_path, answer_tokens=5)[n] for n in range(len(lessons))]
     for lesson in taught:
         Lessons(student, lessons, tmp_path / "taught", answer_tokens=5).keep(lesson)
-    config = replace(QUICK, steps=60, learning_rate=3e-2, evaluate_every=10, sizes=Sizes(bridge=8))
+    config = replace(QUICK, steps=60, learning_rate=0.15, evaluate_every=10, sizes=Sizes(bridge=8))
     assert distill(student, lessons, lessons, tmp_path, config).accepted
 
 
@@ -181,7 +181,7 @@ def test_a_folder_with_another_run_is_refused(llama: PacketModel, tmp_path: Path
     lessons = lessons_of(llama, 2)
     distill(llama, lessons, lessons, tmp_path, replace(QUICK, steps=1))
     with pytest.raises(InputError, match="another config"):
-        distill(llama, lessons, lessons, tmp_path, replace(QUICK, steps=1, learning_rate=1.0))
+        distill(llama, lessons, lessons, tmp_path, replace(QUICK, steps=1, learning_rate=5.0))
 
 
 def test_the_best_measurement_is_kept_and_not_the_last(llama: PacketModel, tmp_path: Path, monkeypatch):
@@ -203,7 +203,7 @@ def test_the_best_measurement_is_kept_and_not_the_last(llama: PacketModel, tmp_p
 
 def test_an_adapter_that_is_worse_in_one_domain_is_not_accepted(llama: PacketModel, tmp_path: Path):
     lessons = lessons_of(llama, 4)
-    config = replace(QUICK, steps=1, learning_rate=5.0, warm_up=0.0, start=Start.RANDOM, sizes=Sizes(8, 8, 8))
+    config = replace(QUICK, steps=1, learning_rate=25.0, warm_up=0.0, start=Start.RANDOM, sizes=Sizes(8, 8, 8))
     assert not distill(llama, lessons, lessons, tmp_path, config).accepted
 
 
@@ -236,6 +236,15 @@ def test_every_start_gives_embeddings_of_the_models_own_size(llama: PacketModel,
     parts = start_values(llama, Sizes(2, 3, 4, 5), start, seed=0)
     assert [tuple(parts[name].shape) for name in parts] == [(2, 64), (3, 64), (4, 64), (5, 64)]
     assert all(torch.isfinite(part).all() for part in parts.values())
+
+
+def test_training_goes_on_from_the_parts_that_are_there_and_adds_those_asked_for(llama: PacketModel):
+    present = start_values(llama, Sizes(bridge=2), Start.RANDOM, seed=3)
+    adapted = llama.with_adapter(Adapter.of(present))
+    parts = start_values(adapted, Sizes(bridge=5, anchor=4), Start.PRESENT, seed=0)
+    assert torch.equal(parts["bridge"], present["bridge"])  # its own size stays
+    assert len(parts["anchor"]) == 4
+    assert len(parts["header"]) == len(parts["trailer"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,19 @@ __all__ = ["DistillConfig"]
 class DistillConfig:
     """How an adapter is trained."""
 
-    sizes: Sizes = field(default_factory=lambda: Sizes(anchor=128))
-    start: Start = Start.DELIMITERS
+    sizes: Sizes = field(default_factory=lambda: Sizes(anchor=256))
+    start: Start = Start.PRESENT
     anchor: Anchor = Anchor.PASSAGES
     """What chunks see when their packets are made; the trained anchor takes its place where one is learned."""
     first_anchor: Anchor = Anchor.OPENING
     """The same for the chunk that stands first."""
-    steps: int = 120
+    steps: int = 60
     batch: int = 8
     """Lessons of one optimiser step."""
     accumulate: int = 4
     """Parts a batch is run in, to save memory."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 0.045
+    """Highest learning rate, as a share of the spread of the model's embeddings, which differs tenfold between models."""
     warm_up: float = 0.05
     """Share of the steps in which the learning rate rises; it then falls linearly to zero."""
     clip: float = 1.0
@@ -56,6 +57,6 @@ class DistillConfig:
             raise InputError("learning_rate and clip must be above 0, warm_up in [0, 1), tail_weight 0 or more.")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, numbered from 0."""
+        """Learning rate of a step, numbered from 0, as a share of the embeddings' spread."""
         rising = max(1, round(self.warm_up * self.steps))
         return self.learning_rate * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising + 1))

@@ -25,7 +25,7 @@ from kvpacket_rag.training.checkpoint import Checkpoint, load_checkpoint, moment
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.lessons import Lesson, Lessons, TaughtLesson
 from kvpacket_rag.training.loss import top_kl
-from kvpacket_rag.training.parts import Start, start_values
+from kvpacket_rag.training.parts import Start, spread, start_values
 from kvpacket_rag.training.student import packets_of, student_logits
 
 __all__ = ["DistillConfig", "Progress", "Trained", "distill"]
@@ -77,7 +77,8 @@ class _Run:
         model = self.model = model.with_adapter(None)
         self.parts = {name: value.clone().requires_grad_(len(value) > 0) for name, value in start.items()}
         self.learned = {name: part for name, part in self.parts.items() if part.requires_grad}
-        self.optimiser = torch.optim.AdamW(self.learned.values(), lr=config.learning_rate, weight_decay=0.0)
+        self.unit = spread(self.model)
+        self.optimiser = torch.optim.AdamW(self.learned.values(), lr=config.rate(0) * self.unit, weight_decay=0.0)
         self.best = {name: part.detach().clone() for name, part in self.parts.items()}
         self.history: list[dict[str, Any]] = []
         self.without: dict[str, float] = {}
@@ -122,7 +123,7 @@ class _Run:
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.learned.values(), config.clip)
         for group in self.optimiser.param_groups:
-            group["lr"] = config.rate(self.step)
+            group["lr"] = config.rate(self.step) * self.unit
         self.optimiser.step()
         self.optimiser.zero_grad()
         return total
@@ -241,6 +242,7 @@ def _card(run: _Run, data: str) -> AdapterCard:
             "steps": run.step,
             "batch": config.batch,
             "learning_rate": config.learning_rate,
+            "embedding_spread": run.unit,
             "lessons": len(run.lessons),
             "seed": config.seed,
         },

@@ -17,7 +17,7 @@ from kvpacket_rag.anchor import Anchor, anchor_ids
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 
-__all__ = ["Sizes", "Start", "start_values"]
+__all__ = ["Sizes", "Start", "spread", "start_values"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Start(StrEnum):
     """What the embeddings start from."""
 
     PRESENT = "present"
-    """The adapter the model has, which also says how many there are; delimiters if it has none."""
+    """The parts of the adapter the model has, in their sizes; delimiters for parts it lacks."""
 
     DELIMITERS = "delimiters"
     """Line breaks, as they stand between passages."""
@@ -58,8 +58,7 @@ class Start(StrEnum):
 def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> dict[str, Tensor]:
     """Give float32 embeddings [n, hidden] of each part to begin training with."""
     present = {name: getattr(model.adapter, name).detach().float().cpu() for name in PARTS}
-    if start is Start.PRESENT and any(map(len, present.values())):
-        return present
+    kept = {name: value for name, value in present.items() if start is Start.PRESENT and len(value)}
     generator = torch.Generator().manual_seed(seed)
 
     def part(n: int) -> Tensor:
@@ -73,9 +72,14 @@ def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> d
         return model.embeddings(torch.tensor((closing * n)[:n], dtype=torch.long))
 
     passages = anchor_ids(model, Anchor.PASSAGES)[len(anchor_ids(model, Anchor.OPENING)) :]
-    if sizes.anchor > len(passages):
+    if sizes.anchor > len(passages) and "anchor" not in kept:
         raise InputError(
             f"The anchor can have up to {len(passages)} embeddings, those of the passages; got {sizes.anchor}."
         )
     anchor = model.embeddings(torch.tensor(passages[len(passages) - sizes.anchor :], dtype=torch.long))
-    return {**{name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")}, "anchor": anchor}
+    return {name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")} | {"anchor": anchor} | kept
+
+
+def spread(model: PacketModel) -> float:
+    """Standard deviation of the model's embeddings of running text: the unit of learning rates."""
+    return float(model.embeddings(torch.tensor(anchor_ids(model, Anchor.PASSAGES))).float().std())
