@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
+    from kvpacket_rag.conversation import Conversation as Conversation
+    from kvpacket_rag.conversation import Passage as Passage
+    from kvpacket_rag.conversation import Reply as Reply
+    from kvpacket_rag.conversation import Turn as Turn
     from kvpacket_rag.documents import DocumentStore as DocumentStore
     from kvpacket_rag.embedding import Embedder as Embedder
     from kvpacket_rag.embedding import SentenceEmbedder as SentenceEmbedder
+    from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
     from kvpacket_rag.model import PacketModel as PacketModel
@@ -36,6 +41,7 @@ _HOMES = {
     "Answer": "answer",
     "BuildProgress": "building",
     "Chunk": "chunking",
+    "Conversation": "conversation",
     "Document": "chunking",
     "DocumentStore": "documents",
     "Embedder": "embedding",
@@ -44,9 +50,13 @@ _HOMES = {
     "KVPacketError": "errors",
     "Packet": "packet",
     "PacketModel": "model",
+    "Passage": "conversation",
     "PromptStyle": "model",
     "RAG": "rag",
+    "Reply": "conversation",
     "SentenceEmbedder": "embedding",
+    "Turn": "conversation",
+    "unit_vectors": "embedding",
 }
 
 __all__ = [
@@ -56,6 +66,7 @@ __all__ = [
     "Answer",
     "BuildProgress",
     "Chunk",
+    "Conversation",
     "Document",
     "DocumentStore",
     "Embedder",
@@ -64,9 +75,13 @@ __all__ = [
     "KVPacketError",
     "Packet",
     "PacketModel",
+    "Passage",
     "PromptStyle",
+    "Reply",
     "SentenceEmbedder",
+    "Turn",
     "__version__",
+    "unit_vectors",
 ]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from kvpacket_rag.assembly import Method
 from kvpacket_rag.retrieval import Hit
 
 __all__ = ["Answer", "AnswerStream", "Timings", "Usage"]
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Usage:
     """Tokens generated."""
     packets_built: int = 0
     """Packets that were not stored and had to be built for this question."""
+    missed: int = 0
+    """Retrieved texts of which the store has no chunk: they were computed."""
     dropped: tuple[str, ...] = ()
     """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
 
@@ -60,19 +65,19 @@ class Answer:
     method: Method = "packet"
 
 
-class AnswerStream:
+class AnswerStream(Generic[A]):
     """Yields the text of an answer as it is generated; `answer` holds the whole once it ended.
 
     Closing it (or leaving a `with` block) stops the work.
     """
 
-    def __init__(self, pieces: Generator[str, None, None], done: Callable[[], Answer]) -> None:
+    def __init__(self, pieces: Generator[str, None, None], done: Callable[[], A]) -> None:
         self._pieces, self._done = pieces, done
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
-    def __enter__(self) -> AnswerStream:
+    def __enter__(self) -> AnswerStream[A]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,6 +88,6 @@ class AnswerStream:
         self._pieces.close()
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> A:
         """The answer so far; complete once the stream has ended."""
         return self._done()

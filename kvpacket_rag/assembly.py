@@ -1,6 +1,7 @@
 """Packets to context: one allocation, every state read once and written once.
 
-`assemble` places packets; `prefill` computes the same tokens from scratch. Both give a `Context`, and whatever
+`assemble` places packets, and leaves room for text that stands between them, which `ask` reads in one pass with the
+question; `prefill` computes the same tokens from scratch. Both give a `Context`, and whatever
 reads a context cannot tell which one made it.
 """
 
@@ -8,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kvpacket_rag.errors import BudgetError
 from kvpacket_rag.model import ContextCache, PacketModel
+from kvpacket_rag.model.recompute import recompute
 from kvpacket_rag.packet import Packet
 
-__all__ = ["SOFT_TOKEN", "Context", "Need", "assemble", "fit", "prefill"]
+__all__ = ["SOFT_TOKEN", "Context", "Method", "Need", "Segment", "ask", "assemble", "fit", "prefill"]
 
 SOFT_TOKEN = -1
 """Stands for a header, trailer or bridge slot in lists of token ids."""
@@ -34,6 +37,12 @@ class Context:
     """Slots filled from packets or from a kept prefix."""
     computed: int
     """Slots filled by running the model for this context."""
+    pending: list[int] = field(default_factory=list)
+    """Slots of text between packets, whose states `ask` computes together with the question's."""
+
+
+Segment = Packet | tuple[int, ...]
+"""A piece of a context: a packet, or token ids of text that has none."""
 
 
 @dataclass(frozen=True)
@@ -72,27 +81,38 @@ def _slot_ids(packet: Packet) -> list[int]:
 def assemble(
     model: PacketModel,
     prefix: Sequence[int],
-    packets: Sequence[Packet],
+    segments: Sequence[Segment],
     *,
     room: int,
     cache: ContextCache | None = None,
 ) -> Context:
     """Place the prefix and packets one after another, keys turned to their new positions.
 
-    room: slots to leave for question and answer. cache: an empty cache of one row to fill, default a new one.
-    The packets are only read.
+    prefix: opens many contexts; its states are kept for the next. segments: packets, and text between them, which
+    is computed by `ask`. room: slots to leave for question and answer. cache: an empty cache of one row to fill,
+    default a new one. The packets are only read.
     """
-    length = len(prefix) + sum(packet.length for packet in packets)
+    length = len(prefix) + sum(_length(segment) for segment in segments)
     _check(model, length + room)
     cache = cache if cache is not None else model.allocate(length + room)
     kept = model.has_fixed(prefix) if prefix else True
     if prefix:
         cache.place(model.fixed_states(prefix), delta=0)
-    ids = list(prefix)
-    for packet in packets:
-        cache.place(packet.states, delta=cache.length - packet.base_position)
-        ids += _slot_ids(packet)
-    return Context(cache, ids, reused=length if kept else length - len(prefix), computed=0 if kept else len(prefix))
+    context = Context(cache, list(prefix), reused=len(prefix) if kept else 0, computed=0 if kept else len(prefix))
+    for segment in segments:
+        if isinstance(segment, Packet):
+            cache.place(segment.states, delta=cache.length - segment.base_position)
+            context.token_ids += _slot_ids(segment)
+            context.reused += segment.length
+        else:
+            context.pending += range(cache.length, cache.length + len(segment))
+            context.token_ids += segment
+            cache.reserve(len(segment))
+    return context
+
+
+def _length(segment: Segment) -> int:
+    return segment.length if isinstance(segment, Packet) else len(segment)
 
 
 def prefill(
@@ -116,11 +136,23 @@ def prefill(
 
 
 def ask(model: PacketModel, context: Context, tail: Sequence[int], *, bridge: Tensor | None = None) -> Tensor:
-    """Run the question over a context, with the bridge before it; returns the logits [1, vocabulary] of its last token."""
+    """Run the question over a context, with the bridge before it; returns the logits [1, vocabulary] of its last token.
+
+    What stands between packets and was not computed yet is run in the same pass.
+    """
     soft = 0 if bridge is None else len(bridge)
-    logits = model.forward(context.cache, tail, bridge=bridge)
-    context.token_ids += [SOFT_TOKEN] * soft + list(tail)
-    context.computed += soft + len(tail)
+    ids = [SOFT_TOKEN] * soft + list(tail)
+    if context.pending:
+        slots = [*context.pending, *range(context.cache.length, context.cache.length + len(ids))]
+        context.cache.reserve(len(ids))
+        context.token_ids += ids
+        run = torch.tensor([context.token_ids[slot] for slot in slots])
+        logits = recompute(model, context.cache, torch.tensor(slots), run, soft=bridge, keep=1)
+    else:
+        logits = model.forward(context.cache, tail, bridge=bridge)
+        context.token_ids += ids
+    context.computed += len(context.pending) + len(ids)
+    context.pending = []
     return logits
 
 

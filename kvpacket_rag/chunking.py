@@ -18,8 +18,9 @@ from kvpacket_rag.packet import canonical, content_hash
 
 if TYPE_CHECKING:
     from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.model.chat import TextCodec
 
-__all__ = ["DEFAULT_CHUNK_TOKENS", "Chunk", "Document", "Splitter"]
+__all__ = ["DEFAULT_CHUNK_TOKENS", "Chunk", "Document", "Splitter", "chunk_tokens"]
 
 DEFAULT_CHUNK_TOKENS = 256
 MIN_CHUNK_TOKENS = 8
@@ -39,6 +40,8 @@ class Document:
     """JSON values to filter by and to show; not read by the model."""
     markdown: bool = False
     """Whether headings, lists and tables of Markdown guide the splitting."""
+    whole: bool = False
+    """Whether the text is one chunk as it is, since somebody else has cut it already."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -57,9 +60,8 @@ class Document:
     @property
     def content(self) -> str:
         """Hash of everything that, when changed, makes it another document."""
-        return hashlib.sha256(
-            canonical([self.text, self.title, self.source, dict(self.metadata), self.markdown])
-        ).hexdigest()
+        values = [self.text, self.title, self.source, dict(self.metadata), self.markdown]
+        return hashlib.sha256(canonical([*values, True] if self.whole else values)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Chunk:
     """Hash of the token ids; equal for equal text in any document."""
 
 
+def chunk_tokens(codec: TextCodec, text: str) -> tuple[int, ...]:
+    """What the packet of a chunk of this text holds: its tokens and the separator behind them."""
+    return codec.plain(text) + codec.separator
+
+
 class Splitter:
     """Splits documents by tokens of one model's tokenizer."""
 
@@ -98,10 +105,11 @@ class Splitter:
     def split(self, document: Document) -> list[Chunk]:
         """Cut a document into chunks. The same document always gives the same chunks with the same ids."""
         splitter = self._markdown if document.markdown else self._plain
+        pieces = [(0, document.text)] if document.whole else splitter.chunk_indices(document.text)
         chunks: list[Chunk] = []
         seen: Counter[str] = Counter()
-        for start, text in splitter.chunk_indices(document.text):
-            token_ids = self._text.plain(text) + self._text.separator
+        for start, text in pieces:
+            token_ids = chunk_tokens(self._text, text)
             content = content_hash(token_ids)
             name = hashlib.sha256(canonical([document.id, content, seen[content]])).hexdigest()[:20]
             seen[content] += 1

@@ -51,7 +51,9 @@ Parts = Annotated[
 
 StartName = Annotated[
     str,
-    typer.Option(help="What embeddings start from: present (the adapter in use, with parts it lacks added), delimiters, closing, mean, random."),
+    typer.Option(
+        help="What embeddings start from: present (the adapter in use, with parts it lacks added), delimiters, closing, mean, random."
+    ),
 ]
 
 

@@ -170,7 +170,10 @@ class Configuration:
 
     def embed(self, text: str) -> Vectors:
         """Embed one text as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""
-        vector: Vectors = unit_vectors(self.embedder.embed([text]))[0]
+        return self.check_vector(unit_vectors(self.embedder.embed([text]))[0])
+
+    def check_vector(self, vector: Vectors) -> Vectors:
+        """Give the vector back. Raises `MismatchError` if its length is not that of the stored ones."""
         expected = self.settings.dimension
         if expected not in (None, len(vector)):
             raise MismatchError(

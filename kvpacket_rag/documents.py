@@ -19,24 +19,17 @@ from kvpacket_rag.building import (
     delete_document,
     raise_generation,
 )
-from kvpacket_rag.chunking import Chunk, Document
+from kvpacket_rag.chunking import Chunk, Document, chunk_tokens
 from kvpacket_rag.configuration import Configuration, StoreSettings
 from kvpacket_rag.database import Database
-from kvpacket_rag.embedding import Embedder
-from kvpacket_rag.errors import (
-    DamagedError,
-    DocumentError,
-    InputError,
-    MissingDependencyError,
-    NotFoundError,
-    StoreError,
-)
+from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
+from kvpacket_rag.errors import DamagedError, InputError, NotFoundError, StoreError
+from kvpacket_rag.ingestion import check_sources, read_paths, vanished
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, inspect, list_documents, verify
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import LoadedPackets, Packet
-from kvpacket_rag.readers import SourceFile, find_files, read_file
+from kvpacket_rag.packet import LoadedPackets, Packet, content_hash
 from kvpacket_rag.remaking import drop_other_packets, rebuild_missing
-from kvpacket_rag.retrieval import Filter, Hit, Retrieval
+from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
@@ -154,42 +147,13 @@ class DocumentStore:
         `DocumentError` for a path that does not exist and for a file named directly that cannot be read; files
         inside folders that cannot be read are listed in the report.
         """
-        documents: list[Document] = []
-        failed: list[tuple[str, str]] = []
-        files = find_files([*paths])
-        for file in files:
-            try:
-                documents += read_file(file)
-            except (DocumentError, MissingDependencyError) as error:
-                if file.explicit:
-                    raise
-                failed.append((str(file.path), str(error)))
-        self._check_sources(documents)
-        report = self.add(documents, progress=progress)
-        self._remove_vanished(files, documents)
-        return replace(report, failed=tuple(failed))
-
-    def _check_sources(self, documents: Sequence[Document]) -> None:
-        """Refuse to let one folder's files replace those of another folder of the same name."""
-        known = {document.id: document.source for document in self.documents()}
-        for document in documents:
-            other = known.get(document.id, document.source)
-            if other != document.source and Path(other).exists():
-                raise DocumentError(
-                    f"{document.source} would replace {document.id!r}, which came from {other}. Rename one of the folders, "
-                    f"or remove the old document first: kvpacket rm {self.folder} {document.id!r}."
-                )
-            known[document.id] = document.source
-
-    def _remove_vanished(self, files: Sequence[SourceFile], documents: Sequence[Document]) -> None:
-        """Remove documents that a file held when it was read before, and no longer holds."""
-        names = {document.id for document in documents}
-        origins = {str(file.path.resolve()): f"{file.name}#" for file in files}
-        read = {document.source for document in documents}
-        for stored in self.documents():
-            if stored.source in read and stored.id not in names and stored.id.startswith(origins[stored.source]):
-                with contextlib.suppress(NotFoundError):  # another process was faster
-                    self.remove(stored.id)
+        read = read_paths(paths)
+        check_sources(self.documents(), read.documents, self.folder)
+        report = self.add(read.documents, progress=progress)
+        for name in vanished(self.documents(), read):
+            with contextlib.suppress(NotFoundError):  # another process was faster
+                self.remove(name)
+        return replace(report, failed=read.failed)
 
     def remove(self, document_id: str) -> None:
         """Remove a document with its chunks, vectors and the packets no other document shares.
@@ -224,11 +188,39 @@ class DocumentStore:
 
         filter: applied before the k nearest are taken. Raises `InputError` for k below 1 or an empty question.
         """
-        if k < 1:
-            raise InputError(f"k must be at least 1, got {k}.")
         if not question.strip():
             raise InputError("The question is empty; give a text of at least one character.")
-        return self._retrieval.nearest(self._configuration.embed(question), k, filter)
+        return self.nearest(self._configuration.embed(question), k, filter=filter)
+
+    def nearest(self, vector: Vectors, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
+        """Like `search`, for a vector [dimension] of the store's embedder, of any length but zero."""
+        if k < 1:
+            raise InputError(f"k must be at least 1, got {k}.")
+        return self._retrieval.nearest(self._configuration.check_vector(unit_vectors(vector)), k, filter)
+
+    def find(self, text: str) -> list[Found]:
+        """Find the chunks that stand in a text word for word, from left to right, none overlapping.
+
+        Chunks shorter than `kvpacket_rag.finding.SHORTEST` characters are not found.
+        """
+        return self._retrieval.find(text)
+
+    def find_whole(self, text: str) -> Chunk | None:
+        """Give the chunk that is exactly this text, however short, if there is one."""
+        hit = self._retrieval.by_content(content_hash(chunk_tokens(self.model.text, text)))
+        return hit.chunk if hit is not None and hit.chunk.text == text else None
+
+    def get(self, chunk_ids: Sequence[str]) -> dict[str, Hit]:
+        """Chunks by id, with score 0; ids that are not there are left out."""
+        return self._retrieval.by_id(chunk_ids)
+
+    def of_documents(self, document_ids: Sequence[str]) -> list[Hit]:
+        """Chunks of documents, with score 0, in the order they were added; ids that are not there are left out."""
+        return self._retrieval.by_document(document_ids)
+
+    def vectors(self, chunk_ids: Sequence[str]) -> Vectors:
+        """Unit vectors [n, dimension] of chunks. Raises `NotFoundError` for an id that is not there."""
+        return self._retrieval.vectors(chunk_ids)
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
         """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.

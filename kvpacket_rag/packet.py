@@ -190,6 +190,19 @@ class Packet:
         """Bytes of all states."""
         return sum(states.nbytes for states in self.states)
 
+    def cut(self, tokens: int) -> Packet:
+        """Give the packet of the chunk's first `tokens` tokens, sharing memory: no token saw those behind it.
+
+        Raises `InputError` if the chunk has fewer.
+        """
+        if not 0 < tokens <= len(self.token_ids):
+            raise InputError(f"A packet of {len(self.token_ids)} tokens can be cut to 1 to as many; got {tokens}.")
+        if tokens == len(self.token_ids):
+            return self
+        end = self.header + tokens
+        states = tuple(GroupStates(group.keys[:, :, :end], group.values[:, :, :end]) for group in self.states)
+        return Packet(self.token_ids[:tokens], self.header, 0, self.base_position, states)
+
     @cached_property
     def content(self) -> str:
         """Hash of the chunk's token ids."""

@@ -1,11 +1,11 @@
-"""From a question's vector to chunks: filter, nearest, rows."""
+"""From a question's vector, a text or an id to chunks: filter, nearest, rows."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -13,10 +13,19 @@ import sqlalchemy as sa
 from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.embedding import Vectors
+from kvpacket_rag.errors import NotFoundError
+from kvpacket_rag.finding import TextFinder
 from kvpacket_rag.index import VectorIndex
 from kvpacket_rag.schema import chunks, documents
 
-__all__ = ["Filter", "Hit", "Retrieval"]
+__all__ = ["Filter", "Found", "Hit", "Retrieval"]
+
+CHUNK_COLUMNS = [column for column in chunks.c if column.name != "vector"]
+DOCUMENT_COLUMNS = [
+    documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
+]  # fmt: skip
+READ_ROWS = 2000
+"""Rows read at a time into what is derived from them."""
 
 Filter = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 """Which documents to search: metadata values (a list means any of them), or a function of the metadata."""
@@ -44,38 +53,93 @@ def passes(filter: Filter, metadata: Mapping[str, Any]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Found:
+    """A chunk whose text stands at characters [start, stop) of another text."""
+
+    start: int
+    stop: int
+    chunk: Chunk
+
+
+class _Derived(Protocol):
+    """Something in memory that is made from a column of the chunk rows, by row id."""
+
+    @property
+    def ids(self) -> frozenset[int]: ...
+    def add(self, ids: list[int], values: Any) -> None: ...
+    def remove(self, ids: Iterable[int]) -> None: ...
+
+
+D = TypeVar("D", bound=_Derived)
+
+
+class _Follower(Generic[D]):
+    """Keeps what is derived from rows at the state of the rows, whichever process changes them."""
+
+    def __init__(self, database: Database, column: sa.Column[Any], decode: Callable[[list[Any]], Any]) -> None:
+        self._database, self._column, self._decode = database, column, decode
+        self._derived: D | None = None
+        self._generation = -1
+        self._lock = threading.Lock()
+
+    def fresh(self, make: Callable[[], D]) -> D:
+        """Give it as the rows are now, made if there is none yet."""
+        with self._lock, self._database.reading() as connection:
+            generation = read_fact(connection, "generation", 0)
+            if self._derived is None:
+                self._derived = make()
+            if generation != self._generation:
+                known = self._derived.ids
+                present = set(connection.execute(sa.select(chunks.c.id)).scalars())
+                self._derived.remove(known - present)
+                for part in parts(sorted(present - known), READ_ROWS):
+                    query = sa.select(chunks.c.id, self._column).where(chunks.c.id.between(part[0], part[-1]))
+                    rows = [row for row in connection.execute(query) if row[0] not in known]
+                    self._derived.add([row[0] for row in rows], self._decode([row[1] for row in rows]))
+                self._generation = generation
+            return self._derived
+
+
+def _vectors(blobs: list[bytes]) -> Vectors:
+    return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), -1)
+
+
 class Retrieval:
     """Searches the chunks of one database; follows changes made by any process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._index: VectorIndex | None = None
-        self._generation = -1
-        self._lock = threading.Lock()
+        self._index: _Follower[VectorIndex] = _Follower(database, chunks.c.vector, _vectors)
+        self._finder: _Follower[TextFinder] = _Follower(database, chunks.c.text, list)
 
     def nearest(self, vector: Vectors, k: int, filter: Filter | None) -> list[Hit]:
         """Find the k chunks nearest a unit vector among those that pass the filter, best first."""
-        index = self._fresh_index(len(vector))
+        index = self._index.fresh(lambda: VectorIndex(len(vector)))
         among = None if filter is None else self._matching(filter)
         return self.hits({neighbour.id: neighbour.score for neighbour in index.search(vector, k, among=among)})
 
-    def _fresh_index(self, dimension: int) -> VectorIndex:
-        """The index, brought to the state of the rows if any process changed them."""
-        with self._lock, self._database.reading() as connection:
-            generation = read_fact(connection, "generation", 0)
-            if self._index is None:
-                self._index = VectorIndex(dimension)
-            if generation != self._generation:
-                present = set(connection.execute(sa.select(chunks.c.id)).scalars())
-                self._index.remove(self._index.ids - present)
-                new = sorted(present - self._index.ids)
-                for part in parts(new):
-                    query = sa.select(chunks.c.id, chunks.c.vector).where(chunks.c.id.in_(part))
-                    rows = connection.execute(query).fetchall()
-                    vectors = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), -1)
-                    self._index.add([row.id for row in rows], vectors)
-                self._generation = generation
-            return self._index
+    def find(self, text: str) -> list[Found]:
+        """Find the chunks that stand in a text word for word, from left to right, none overlapping."""
+        matches = self._finder.fresh(TextFinder).find(text)
+        chunks = {row: hit.chunk for row, hit in self._by_row(match.id for match in matches).items()}
+        # Equal hashes are no proof of equal texts, and a chunk may have been removed meanwhile.
+        return [
+            Found(match.start, match.stop, chunks[match.id])
+            for match in matches
+            if match.id in chunks and chunks[match.id].text == text[match.start : match.stop]
+        ]
+
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        """Unit vectors [n, dimension] of chunks by id. Raises `NotFoundError` for one that is not there."""
+        with self._database.reading() as connection:
+            found = {}
+            for part in parts(list(ids)):
+                query = sa.select(chunks.c.name, chunks.c.vector).where(chunks.c.name.in_(part))
+                found.update(dict(connection.execute(query).tuples()))
+        if missing := [name for name in ids if name not in found]:
+            raise NotFoundError(f"There is no chunk {missing[0]!r}; it may have been removed since it was found.")
+        return _vectors([found[name] for name in ids])
 
     def _matching(self, filter: Filter) -> list[int]:
         """Row ids of the chunks of documents that pass a filter."""
@@ -87,22 +151,45 @@ class Retrieval:
 
     def hits(self, scores: Mapping[int, float]) -> list[Hit]:
         """Chunks by row id, in the order given; ids deleted meanwhile are left out."""
-        query = sa.select(
-            chunks, documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
-        ).join(documents, chunks.c.document_id == documents.c.id)
-        with self._database.reading() as connection:
-            found = (connection.execute(query.where(chunks.c.id.in_(part))) for part in parts(list(scores)))
-            rows = {row.id: row for result in found for row in result}
-        return [_hit(rows[i], score) for i, score in scores.items() if i in rows]
+        rows = self._by_row(scores)
+        return [replace(rows[i], score=score) for i, score in scores.items() if i in rows]
 
-    def chunks(self, ids: Iterable[int]) -> list[Chunk]:
-        """Chunks by row id."""
-        return [hit.chunk for hit in self.hits(dict.fromkeys(ids, 0.0))]
+    def _by_row(self, ids: Iterable[int]) -> dict[int, Hit]:
+        return dict(self._rows(chunks.c.id, list(ids)))
+
+    def _rows(self, column: sa.Column[Any], values: Sequence[Any]) -> list[tuple[int, Hit]]:
+        """Chunks whose column (of chunks or documents) has one of the values, with their row ids."""
+        query = (
+            sa.select(*CHUNK_COLUMNS, *DOCUMENT_COLUMNS)
+            .join(documents, chunks.c.document_id == documents.c.id)
+            .order_by(chunks.c.id)
+        )
+        with self._database.reading() as connection:
+            found = (connection.execute(query.where(column.in_(part))) for part in parts(values))
+            return [(row.id, _hit(row, 0.0)) for result in found for row in result]
+
+    def by_id(self, ids: Sequence[str]) -> dict[str, Hit]:
+        """Chunks by their ids; those that are not there are left out."""
+        return {hit.chunk.id: hit for _, hit in self._rows(chunks.c.name, ids)}
+
+    def by_content(self, content: str) -> Hit | None:
+        """A chunk with these token ids, given by hash."""
+        found = self._rows(chunks.c.content, [content])
+        return found[0][1] if found else None
+
+    def by_document(self, ids: Sequence[str]) -> list[Hit]:
+        """Chunks of documents, by the documents' ids; those that are not there are left out."""
+        return [hit for _, hit in self._rows(documents.c.name, ids)]
 
     def every_chunk(self) -> list[Chunk]:
         """All chunks, by row id."""
         with self._database.reading() as connection:
-            return self.chunks(list(connection.execute(sa.select(chunks.c.id).order_by(chunks.c.id)).scalars()))
+            ids = list(connection.execute(sa.select(chunks.c.id).order_by(chunks.c.id)).scalars())
+        return [hit.chunk for hit in self._by_row(ids).values()]
+
+    def chunks(self, ids: Iterable[int]) -> list[Chunk]:
+        """Chunks by row id."""
+        return [hit.chunk for hit in self._by_row(ids).values()]
 
 
 def _hit(row: Any, score: float) -> Hit:

@@ -13,12 +13,13 @@ ROOT = Path(__file__).parent.parent / "kvpacket_rag"
 
 # From bottom to top. A file imports only from lines above its own.
 LAYERS = [
-    ["errors", "settings", "quiet"],
+    ["errors", "settings", "quiet", "finding"],
     ["rope", "fidelity", "samples", "plots"],
     ["packet", "synthetic"],
     ["domains"],
     ["adapter", "catalogue"],
     ["shipped"],
+    ["model.turns"],
     ["model.cache", "model.chat", "model.fixed", "model.forward", "model.identity", "model.layout", "model.size"],
     ["model.loading"],
     ["model.packet_model"],
@@ -28,9 +29,10 @@ LAYERS = [
     ["readers", "index", "database", "recipe", "assembly", "questions"],
     ["store", "retrieval", "generator", "configuration", "teacher"],
     ["building", "inspection", "answer"],
-    ["remaking"],
+    ["reading"],
+    ["remaking", "ingestion"],
     ["documents"],
-    ["rag"],
+    ["rag", "conversation"],
     ["baselines.base"],
     ["baselines.full", "baselines.packets", "baselines.repair"],
     ["baselines.epic", "baselines.cacheblend", "baselines.samkv", "baselines.a3", "baselines.random_tokens"],

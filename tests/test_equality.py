@@ -9,6 +9,7 @@ import torch
 
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.assembly import ask, assemble, prefill
+from kvpacket_rag.errors import InputError
 from kvpacket_rag.generator import GenerationConfig, generate
 from kvpacket_rag.model import PacketModel
 
@@ -174,3 +175,52 @@ def test_the_order_of_packets_changes_the_answer_but_not_the_packets(llama):
     for (keys, values), states in zip(before, (s for p in packets for s in p.states), strict=True):
         assert torch.equal(keys, states.keys)
         assert torch.equal(values, states.values)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["bare", "adapter"])
+def test_text_between_packets_is_read_in_one_pass_as_if_piece_by_piece(any_model, adapted):
+    model = any_model
+    if adapted:
+        sizes = {"header": 2, "trailer": 3, "bridge": 4, "anchor": 0}
+        scale = float(model._hf.get_input_embeddings()(torch.tensor([7])).std())
+        generator = torch.Generator().manual_seed(5)
+        parts = {name: torch.randn(n, model.hidden_size, generator=generator) * scale for name, n in sizes.items()}
+        model = with_adapter(model, Adapter.of(parts))
+    first, second, third = model.encode(CHUNKS[:3], anchor=ANCHOR)
+    between, after = tuple(some_ids(6, 4)), tuple(some_ids(3, 6))
+
+    context = assemble(model, PREFIX, [first, between, second, after, third], room=20)
+    logits = ask(model, context, TAIL, bridge=model.adapter.bridge)
+
+    expected = model.allocate(len(context.token_ids))
+    for piece in (PREFIX, first, between, second, after, third):
+        if isinstance(piece, (tuple, list)):
+            model.forward(expected, piece)
+        else:
+            expected.place(piece.states, delta=expected.length - piece.base_position)
+    assert (logits - model.forward(expected, TAIL, bridge=model.adapter.bridge)).abs().max() < TOLERANCE
+    for ours, theirs in zip(
+        context.cache.read(0, 0, expected.length, torch.float32),
+        expected.read(0, 0, expected.length, torch.float32),
+        strict=True,
+    ):
+        assert (ours.keys - theirs.keys).abs().max() < TOLERANCE
+        assert (ours.values - theirs.values).abs().max() < TOLERANCE
+    assert context.cache.length == len(context.token_ids) == expected.length
+    assert context.computed == len(between) + len(after) + len(model.adapter.bridge) + len(TAIL) + (
+        0 if context.reused > sum(p.length for p in (first, second, third)) else len(PREFIX)
+    )
+
+
+def test_a_packet_cut_short_is_the_packet_of_the_shorter_chunk(any_model):
+    packet = any_model.encode([CHUNKS[2]], anchor=ANCHOR)[0]
+    shorter = any_model.encode([CHUNKS[2][:9]], anchor=ANCHOR)[0]
+    cut = packet.cut(9)
+    assert (cut.token_ids, cut.length, cut.base_position) == (shorter.token_ids, 9, shorter.base_position)
+    for ours, theirs in zip(cut.states, shorter.states, strict=True):
+        assert (ours.keys - theirs.keys).abs().max() < TOLERANCE
+        assert (ours.values - theirs.values).abs().max() < TOLERANCE
+    assert packet.cut(len(CHUNKS[2])) is packet
+    for wrong in (0, len(CHUNKS[2]) + 1):
+        with pytest.raises(InputError, match="can be cut to"):
+            packet.cut(wrong)

@@ -161,6 +161,14 @@ class ContextCache(Cache):  # type: ignore[misc]
                     out.copy_(source)
         self._fill(end)
 
+    def reserve(self, count: int) -> None:
+        """Count the next `count` slots as filled; their states have to be written before anything reads them."""
+        if self.length + count > self.slots:
+            raise InputError(
+                f"The context holds {self.slots} slots, {self.length + count} are needed; allocate it with more room."
+            )
+        self._fill(self.length + count)
+
     def _fill(self, length: int) -> None:
         for layer in self.layers:
             if isinstance(layer, _Slots):

@@ -23,6 +23,8 @@ __all__ = ["SEPARATOR", "Prompt", "PromptStyle", "TextCodec"]
 SEPARATOR = "\n\n"
 """Follows every chunk inside its packet, so that documents do not run into each other."""
 
+ROLES = ("system", "user", "assistant")
+
 _MARK = "\ue0f0{}\ue0f1"
 _MARKED = re.compile("\ue0f0([0-9]+)\ue0f1")
 
@@ -165,19 +167,19 @@ class TextCodec:
             "The model's chat template cannot hold these messages. Give user and assistant turns in alternation, the user's first."
         )
 
-    def _pieces(self, rendered: str, texts: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
-        """Token ids of a rendered template, in two: up to the context, and behind it."""
-        halves: list[list[int]] = [[]]
+    def _runs(self, rendered: str, contents: Sequence[Sequence[str | None]]) -> list[tuple[int, ...]]:
+        """Token ids of a rendered template, cut at every place kept free."""
+        runs: list[list[int]] = [[]]
         for index, piece in enumerate(_MARKED.split(rendered)):
             if index % 2 == 0:
-                halves[-1] += self.template(piece)
+                runs[-1] += self.template(piece)
                 continue
-            parts = texts[int(piece)]
-            for number, part in enumerate(parts):
-                if number:
-                    halves.append([])
-                halves[-1] += self.plain(part)
-        return [tuple(half) for half in halves]
+            for part in contents[int(piece)]:
+                if part is None:
+                    runs.append([])
+                else:
+                    runs[-1] += self.plain(part)
+        return [tuple(run) for run in runs]
 
     def _one_bos(self, prefix: tuple[int, ...]) -> tuple[int, ...]:
         """Start with the sequence-opening token exactly once, if this tokenizer opens sequences at all."""
@@ -189,6 +191,32 @@ class TextCodec:
         if self._opens_sequences and prefix[:1] != (bos,):
             prefix = (bos, *prefix)
         return prefix
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer besides the model's own end tokens."""
+        return () if self.has_template else PLAIN_STOP
+
+    def conversation(self, turns: Sequence[tuple[str, Sequence[str | None]]]) -> list[tuple[int, ...]]:
+        """Give the token ids of a conversation, up to the opening of the next answer, around the places kept free.
+
+        turns: (role, content), oldest first; a role is system, user or assistant, a content pieces of text and None
+        for each place kept free. Neighbours of one role are joined. Returns one run of ids more than there are
+        places; runs may be empty. Raises `InputError` for another role, or turns the chat template cannot hold.
+        """
+        contents: list[Sequence[str | None]] = []
+        messages: list[dict[str, str]] = []
+        for role, content in turns:
+            if role not in ROLES:
+                raise InputError(f"A turn's role must be one of {', '.join(ROLES)}; got {role!r}.")
+            mark = _MARK.format(len(contents))
+            contents.append(content)
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += "\n\n" + mark
+            else:
+                messages.append({"role": role, "content": mark})
+        first, *others = self._runs(self._render_any(messages), contents)
+        return [self._one_bos(first), *others]
 
     def prompt(
         self, question: str, *, style: PromptStyle | None = None, history: Sequence[Mapping[str, str]] = ()
@@ -203,26 +231,16 @@ class TextCodec:
         if not question.strip():
             raise InputError("The question is empty; give a text of at least one character.")
         check_text(question, "The question")
-        texts: list[tuple[str, ...]] = []
-        messages: list[dict[str, str]] = []
-
-        def add(role: str, *parts: str) -> None:
-            mark = _MARK.format(len(texts))
-            texts.append(parts)
-            if messages and messages[-1]["role"] == role:
-                messages[-1]["content"] += "\n\n" + mark
-            else:
-                messages.append({"role": role, "content": mark})
-
+        turns: list[tuple[str, Sequence[str | None]]] = []
         if style.system.strip():
-            add("system", style.system.strip())
+            turns.append(("system", [style.system.strip()]))
         for turn in history:
             role, content = turn.get("role"), turn.get("content")
-            if role not in ("system", "user", "assistant") or not isinstance(content, str):
+            if role not in ROLES or not isinstance(content, str):
                 raise InputError(
                     f"A history turn needs a role of system, user or assistant and a content of text; got {role!r} with {type(content).__name__}."
                 )
-            add(str(role), content)
-        add("user", style.opening, style.closing + question)
-        prefix, tail = self._pieces(self._render_any(messages), texts)
-        return Prompt(self._one_bos(prefix), tail, () if self.has_template else PLAIN_STOP)
+            turns.append((role, [content]))
+        turns.append(("user", [style.opening, None, style.closing + question]))
+        prefix, tail = self.conversation(turns)
+        return Prompt(prefix, tail, self.stop)

@@ -11,7 +11,9 @@ from kvpacket_rag.packet import GroupStates
 __all__ = ["FixedStates"]
 
 KEPT = 8
-"""Anchors and prefixes whose states a model keeps."""
+"""Anchors and prefixes whose states a model keeps, at most."""
+KEPT_TOKENS = 4096
+"""Their tokens together, at most: earlier turns of conversations can be long."""
 
 States = tuple[GroupStates, ...]
 Key = tuple[int | str, ...]
@@ -34,6 +36,6 @@ class FixedStates:
             if (states := self._kept.get(ids)) is None:
                 states = self._kept[ids] = compute()
             self._kept.move_to_end(ids)
-            while len(self._kept) > KEPT:
+            while len(self._kept) > 1 and (len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_TOKENS):
                 self._kept.popitem(last=False)
         return states

@@ -6,7 +6,6 @@ Everything about signatures and outputs of foreign models is here.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +15,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from kvpacket_rag.errors import KVPacketError, UnsupportedModelError
+from kvpacket_rag.model.turns import Turns
 
 __all__ = ["Forward"]
 
 
 class Forward:
-    """Calls one frozen model. Threads take turns."""
+    """Calls one frozen model. Threads take turns, in the order they ask."""
 
     def __init__(self, hf_model: Any) -> None:
         """Freeze the model and look at what its forward pass takes.
@@ -30,7 +30,7 @@ class Forward:
         """
         self.hf = hf_model.eval().requires_grad_(False)
         self._decoder = hf_model.get_decoder() or hf_model
-        self._turn = threading.RLock()
+        self._turn = Turns()
         parameters = inspect.signature(hf_model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters

@@ -1,8 +1,8 @@
-"""Overwriting some states of a filled context with states computed in it, and looking at attention.
+"""Writing states into chosen slots of a context, computed in it, and looking at attention.
 
-What methods that repair concatenated caches have in common: the model's own forward pass runs on chosen tokens,
-whose new keys and values replace the old at their slots, while attention reads the whole context. No architecture
-is known by name; sliding and chunked layers get masks by position.
+What text between packets and methods that repair concatenated caches have in common: the model's own forward pass
+runs on chosen tokens, whose keys and values go to their slots, while attention reads the whole context. No
+architecture is known by name; sliding and chunked layers get masks by position.
 """
 
 from __future__ import annotations
@@ -82,9 +82,17 @@ def _masks(config: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> An
     return masks if len(masks) > 1 else masks[kinds[0]]
 
 
-def _run(model: PacketModel, cache: Any, ids: Tensor, positions: Tensor, **inputs: Any) -> Any:
-    ids = ids.to(model.device)[None]
-    return model._forward(cache, positions[None], keep=0, input_ids=ids, **inputs)
+def _with_soft(model: PacketModel, ids: Tensor, soft: Tensor) -> Tensor:
+    """Input embeddings [1, n, hidden] of ids [n], with `soft` where they are below 0."""
+    embeddings = model._forward.embed(ids.clamp_min(0)).clone()
+    embeddings[(ids < 0).to(model.device)] = soft.to(embeddings)
+    return embeddings[None]
+
+
+def _run(model: PacketModel, cache: Any, ids: Tensor, positions: Tensor, keep: int = 0, **inputs: Any) -> Any:
+    if "inputs_embeds" not in inputs:
+        inputs["input_ids"] = ids.to(model.device)[None]
+    return model._forward(cache, positions[None], keep=keep, **inputs)
 
 
 def recompute(
@@ -93,18 +101,22 @@ def recompute(
     slots: Tensor,
     ids: Tensor,
     *,
+    soft: Tensor | None = None,
     positions: Tensor | None = None,
     layers: int | None = None,
-) -> None:
-    """Run tokens `ids` [n] at the filled slots `slots` [n] of a context of one row and replace their states.
+    keep: int = 0,
+) -> Tensor:
+    """Run tokens `ids` [n] at the filled or reserved slots `slots` [n] of a context of one row and write their states.
 
-    Each token sees all slots at its own and earlier positions, replaced or not.
-    positions: position [T] of every filled slot, default its number. layers: replace the states of this many first
-    layers only, and do not run the rest. Raises `InputError` for slots that are not filled.
+    Each token sees all slots at its own and earlier positions, written here or not.
+    soft: embeddings [m, hidden] of the m ids below 0, in their order. positions: position [T] of every filled slot,
+    default its number. layers: write the states of this many first layers only, and do not run the rest.
+    Returns float32 logits [keep, vocabulary] of the last `keep` tokens. Raises `InputError` for slots that are not filled.
     """
     filled = cache.length
+    nothing = torch.empty(0, model.vocabulary_size)
     if not len(slots):
-        return
+        return nothing
     if int(slots.max()) >= filled or int(slots.min()) < 0:
         raise InputError(
             f"Only filled slots can be recomputed: the context has {filled}, slot {int(slots.max())} was named."
@@ -119,14 +131,12 @@ def recompute(
         rewritten[number] = _Overwritten(
             layer.keys[:, :, :filled], layer.values[:, :, :filled], slots, last=number == last
         )
+    inputs = {} if soft is None or not len(soft) else {"inputs_embeds": _with_soft(model, ids, soft)}
+    masks = _masks(model._hf.config, keys[slots], keys, model.dtype)
+    output = None
     with contextlib.suppress(_Stop):
-        _run(
-            model,
-            Cache(layers=rewritten),
-            ids,
-            keys[slots],
-            attention_mask=_masks(model._hf.config, keys[slots], keys, model.dtype),
-        )
+        output = _run(model, Cache(layers=rewritten), ids, keys[slots], keep, attention_mask=masks, **inputs)
+    return output.logits[0, -keep:].float() if keep and output is not None else nothing
 
 
 def attention(model: PacketModel, cache: ContextCache, ids: Tensor) -> Tensor:
