@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.adapter import Adapter as Adapter
     from kvpacket_rag.anchor import Anchor as Anchor
     from kvpacket_rag.answer import Answer as Answer
+    from kvpacket_rag.answer import AnswerStream as AnswerStream
     from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.documents import DocumentStore as DocumentStore
     from kvpacket_rag.embedding import Embedder as Embedder
     from kvpacket_rag.embedding import SentenceEmbedder as SentenceEmbedder
+    from kvpacket_rag.embedding import Vectors as Vectors
     from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.model import PromptStyle as PromptStyle
     from kvpacket_rag.packet import Packet as Packet
     from kvpacket_rag.rag import RAG as RAG
+    from kvpacket_rag.retrieval import Filter as Filter
     from kvpacket_rag.retrieval import Hit as Hit
 
 __version__ = "0.1.0"
@@ -39,12 +42,14 @@ _HOMES = {
     "Adapter": "adapter",
     "Anchor": "anchor",
     "Answer": "answer",
+    "AnswerStream": "answer",
     "BuildProgress": "building",
     "Chunk": "chunking",
     "Conversation": "conversation",
     "Document": "chunking",
     "DocumentStore": "documents",
     "Embedder": "embedding",
+    "Filter": "retrieval",
     "GenerationConfig": "generator",
     "Hit": "retrieval",
     "KVPacketError": "errors",
@@ -56,6 +61,7 @@ _HOMES = {
     "Reply": "conversation",
     "SentenceEmbedder": "embedding",
     "Turn": "conversation",
+    "Vectors": "embedding",
     "unit_vectors": "embedding",
 }
 
@@ -64,12 +70,14 @@ __all__ = [
     "Adapter",
     "Anchor",
     "Answer",
+    "AnswerStream",
     "BuildProgress",
     "Chunk",
     "Conversation",
     "Document",
     "DocumentStore",
     "Embedder",
+    "Filter",
     "GenerationConfig",
     "Hit",
     "KVPacketError",
@@ -80,6 +88,7 @@ __all__ = [
     "Reply",
     "SentenceEmbedder",
     "Turn",
+    "Vectors",
     "__version__",
     "unit_vectors",
 ]

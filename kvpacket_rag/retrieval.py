@@ -133,10 +133,10 @@ class Retrieval:
     def vectors(self, ids: Sequence[str]) -> Vectors:
         """Unit vectors [n, dimension] of chunks by id. Raises `NotFoundError` for one that is not there."""
         with self._database.reading() as connection:
-            found = {}
+            found: dict[str, bytes] = {}
             for part in parts(list(ids)):
                 query = sa.select(chunks.c.name, chunks.c.vector).where(chunks.c.name.in_(part))
-                found.update(dict(connection.execute(query).tuples()))
+                found.update((name, vector) for name, vector in connection.execute(query))
         if missing := [name for name in ids if name not in found]:
             raise NotFoundError(f"There is no chunk {missing[0]!r}; it may have been removed since it was found.")
         return _vectors([found[name] for name in ids])

@@ -149,3 +149,44 @@ def test_the_recorded_migrations_make_the_declared_tables(tmp_path):
             (c.name, str(c.type), c.nullable) for c in table.columns
         }
         assert {i.name for i in table.indexes} == {i.name for i in made.tables[name].indexes}
+
+
+INTEGRATIONS = {
+    f"{path.parent.name}.{path.stem}": path for path in sorted((ROOT.parent / "integrations").glob("*/*.py"))
+}
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_integrations_use_the_public_names_only_and_are_short(name):
+    tree = ast.parse(INTEGRATIONS[name].read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvpacket_rag"):
+            assert node.module in ("kvpacket_rag", "kvpacket_rag.errors"), f"{name}: {node.module}"
+        if isinstance(node, ast.Import):
+            assert all(not alias.name.startswith("kvpacket_rag.") for alias in node.names)
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{name}.{node.name}"
+    assert len(INTEGRATIONS[name].read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_importing_an_integration_loads_no_framework_and_a_missing_one_says_what_to_install():
+    code = (
+        "import sys, langchain_kvpacket\n"
+        "assert not {'langchain_core', 'torch'} & set(sys.modules)\n"
+        "sys.modules['langchain_core'] = None\n"
+        "try:\n    langchain_kvpacket.ChatKVPacket\n"
+        "except ImportError as error:\n    assert \"pip install 'kvpacket-rag[langchain]'\" in str(error), error\n"
+        "else:\n    sys.exit('no error')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_of_an_integration_can_be_imported():
+    import langchain_kvpacket
+
+    assert sorted(langchain_kvpacket._HOMES) == sorted(langchain_kvpacket.__all__)
+    for name in langchain_kvpacket.__all__:
+        assert getattr(langchain_kvpacket, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        langchain_kvpacket.nothing  # noqa: B018

@@ -1,0 +1,130 @@
+"""Chains over documents: in place of `create_stuff_documents_chain` and `create_retrieval_chain`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelLike
+from langchain_core.messages import BaseMessage
+from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, format_document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from kvpacket_rag import PromptStyle
+from kvpacket_rag.errors import InputError
+from langchain_kvpacket.messages import SEPARATOR, document_block
+
+__all__ = ["create_kvpacket_documents_chain", "create_kvpacket_retrieval_chain", "default_prompt"]
+
+CONTEXT = "context"
+
+
+def default_prompt() -> ChatPromptTemplate:
+    """Give the prompt that answers of the store itself use, with earlier turns (`chat_history`) if there are any."""
+    style = PromptStyle()
+    return ChatPromptTemplate(
+        [
+            ("system", style.system),
+            MessagesPlaceholder("chat_history", optional=True),
+            ("human", f"{{{CONTEXT}}}{SEPARATOR}{style.closing}{{question}}"),
+        ]
+    )
+
+
+def create_kvpacket_documents_chain(
+    llm: LanguageModelLike, prompt: BasePromptTemplate[Any] | None = None, *,
+    output_parser: BaseOutputParser[Any] | None = None, document_prompt: BasePromptTemplate[str] | None = None,
+    document_separator: str = SEPARATOR, document_variable_name: str = CONTEXT, best_last: bool = False,
+) -> Runnable[dict[str, Any], Any]:  # fmt: skip
+    """Make a chain that puts documents into a prompt, each from its packet.
+
+    It takes `{context: list[Document], question or input: str, ...}` and gives text, or what `output_parser` makes of it.
+    prompt: with a variable `context` (or as named), wherever it stands. document_prompt: how a document is written, with
+    `page_content` and metadata as variables. best_last: place documents in reverse, the best next to the question, where
+    small models read best. Raises `InputError` if the prompt has no place for the documents.
+    """
+    prompt = prompt or default_prompt()
+    if document_variable_name not in prompt.input_variables:
+        raise InputError(
+            f"The prompt needs a variable {document_variable_name!r} for the documents; it has {sorted(prompt.input_variables)}."
+        )
+
+    def messages(inputs: dict[str, Any]) -> list[BaseMessage]:
+        documents = list(inputs[document_variable_name])
+        # Nobody can write this mark: it is drawn for this prompt, and documents are put in after the prompt is made.
+        mark = uuid.uuid4().hex
+        blocks = _blocks(documents[::-1] if best_last else documents, document_prompt, document_separator)
+        names = {"question": inputs.get("input"), "input": inputs.get("question")}
+        values = {**{k: v for k, v in names.items() if v is not None}, **inputs, document_variable_name: mark}
+        return [_fill(message, mark, blocks) for message in prompt.invoke(values).to_messages()]
+
+    named = RunnableLambda(messages).with_config(run_name="format_packets")
+    return (named | llm | (output_parser or StrOutputParser())).with_config(run_name="kvpacket_documents_chain")
+
+
+def _blocks(
+    documents: Sequence[Document], document_prompt: BasePromptTemplate[str] | None, separator: str
+) -> list[dict[str, Any]]:
+    """Text blocks of documents as the prompt writes them, those of their own texts apart from the rest."""
+    blocks: list[dict[str, Any]] = []
+    for document in documents:
+        if blocks:
+            blocks.append({"type": "text", "text": separator})
+        if document_prompt is None:
+            blocks.append(document_block(document))
+            continue
+        mark = uuid.uuid4().hex
+        marked = Document(mark, metadata=document.metadata, id=document.id)
+        blocks += _split(format_document(marked, document_prompt), mark, [document_block(document)])
+    return blocks
+
+
+def _split(text: str, mark: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Text blocks of a text with other blocks in the places of a mark."""
+    first, *others = text.split(mark)
+    found = [{"type": "text", "text": first}] if first else []
+    for other in others:
+        found += blocks
+        if other:
+            found.append({"type": "text", "text": other})
+    return found
+
+
+def _fill(message: BaseMessage, mark: str, blocks: Sequence[dict[str, Any]]) -> BaseMessage:
+    """Give the message with blocks in the place of the mark."""
+    if isinstance(message.content, str):
+        if mark not in message.content:
+            return message
+        return message.model_copy(update={"content": _split(message.content, mark, blocks)})
+    content: list[Any] = []
+    for block in message.content:
+        text = block if isinstance(block, str) else block.get("text") if block.get("type") == "text" else None
+        content += _split(text, mark, blocks) if text is not None and mark in text else [block]
+    return message.model_copy(update={"content": content})
+
+
+def create_kvpacket_retrieval_chain(
+    retriever: BaseRetriever | Runnable[dict[str, Any], list[Document]],
+    documents_chain: Runnable[dict[str, Any], Any],
+) -> Runnable[Any, Any]:
+    """Make a chain that takes `{input: str, ...}`, retrieves, and gives `{input, context, answer, ...}`.
+
+    retriever: a retriever is asked with the input; another runnable gets all inputs.
+    """
+    found = (RunnableLambda(_asked) | retriever) if isinstance(retriever, BaseRetriever) else retriever
+    retrieve = found.with_config(run_name="retrieve_documents")
+    return (
+        RunnablePassthrough.assign(**{CONTEXT: retrieve})
+        .assign(answer=documents_chain)
+        .with_config(run_name="kvpacket_retrieval_chain")
+    )
+
+
+def _asked(inputs: dict[str, Any]) -> Any:
+    if "input" not in inputs and "question" not in inputs:
+        raise InputError(f"The chain needs an input to retrieve for; got {sorted(inputs)}.")
+    return inputs.get("input", inputs.get("question"))

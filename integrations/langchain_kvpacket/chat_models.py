@@ -1,0 +1,212 @@
+"""`ChatKVPacket`: a chat model that takes the chunks it finds in its prompt from packets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import run_in_executor
+from pydantic import PrivateAttr
+
+from kvpacket_rag import AnswerStream, Conversation, DocumentStore, GenerationConfig, PacketModel, Reply
+from kvpacket_rag.errors import InputError
+from langchain_kvpacket.messages import to_turns
+
+__all__ = ["ChatKVPacket"]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+IGNORED = ("ls_structured_output_format", "stream_usage", "strict")
+"""Call arguments of LangChain that mean nothing to a local model."""
+
+
+class ChatKVPacket(BaseChatModel):
+    """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
+
+    Whatever the prompt says around the chunks is computed. Answers say what came from packets in
+    `usage_metadata["input_token_details"]["cache_read"]` and `response_metadata["kvpacket"]`.
+    """
+
+    store: DocumentStore | str | Path | None = None
+    """The store, or the folder it is in; without one everything is computed."""
+    model: PacketModel | str | None = None
+    """Default the store's own."""
+    method: Literal["packet", "full"] = "packet"
+    """"full" computes the chunks as well, for comparison."""
+    max_tokens: int | None = None
+    """Longest answer, tokens; default 256."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | None = None
+    """Texts that end the answer; they are cut off."""
+
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _talk: Conversation | None = PrivateAttr(default=None)
+
+    @property
+    def _llm_type(self) -> str:
+        return "kvpacket"
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model, as given or recorded in the store."""
+        if self.model is not None:
+            return self.model if isinstance(self.model, str) else self.model.name
+        return self.store.settings.model if isinstance(self.store, DocumentStore) else DEFAULT_MODEL
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What answers depend on besides messages and call arguments; part of the key of LangChain's cache."""
+        model = self.conversation.model
+        identity = {"model": model.name, "weights": model.weights_hash, "adapter": model.adapter.digest}
+        settings = {name: getattr(self, name) for name in (*SETTINGS, "method", "max_tokens", "stop")}
+        return {**identity, **settings}
+
+    @property
+    def conversation(self) -> Conversation:
+        """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
+        with self._lock:
+            if self._talk is None:
+                self._talk = self._open()
+            return self._talk
+
+    def _open(self) -> Conversation:
+        if self.store is None:
+            model = self.model or DEFAULT_MODEL
+            return Conversation(PacketModel.from_pretrained(model) if isinstance(model, str) else model)
+        if not isinstance(self.store, DocumentStore):
+            return Conversation.over(DocumentStore.open(self.store, model=self.model, create=False))
+        own = self.store.model
+        same = {own.name, own.source} if isinstance(self.model, str) else {own.weights_hash}
+        given = self.model.weights_hash if isinstance(self.model, PacketModel) else self.model
+        if given is not None and given not in same:
+            raise InputError(
+                f"The store at {self.store.folder} has packets of {own.name}, the model given is {self.model_name}. "
+                "Leave the model out, or open a store made with it."
+            )
+        return Conversation.over(self.store)
+
+    def _start(
+        self, messages: list[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
+    ) -> AnswerStream[Reply]:
+        """Read the prompt; the stream gives the answer."""
+        if settings.pop("tools", None):
+            raise InputError("ChatKVPacket calls no tools; leave them out.")
+        if settings.get("model", self.model_name) != self.model_name:
+            raise InputError(f"This is {self.model_name}; make another ChatKVPacket for {settings['model']!r}.")
+        known = {name: settings.get(name, getattr(self, name)) for name in SETTINGS}
+        unknown = set(settings) - {*SETTINGS, "max_tokens", "method", "model", *IGNORED}
+        if unknown:
+            raise InputError(
+                f"ChatKVPacket takes no {', '.join(sorted(unknown))}; it takes {', '.join(SETTINGS)}, max_tokens, method and stop."
+            )
+        config = GenerationConfig(
+            max_new_tokens=settings.get("max_tokens", self.max_tokens) or 256,
+            stop=(*(self.stop or ()), *(stop or ())),
+            **known,
+        )
+        method = settings.get("method", self.method)
+        return self.conversation.stream(to_turns(messages), method=method, config=config)
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any,
+    ) -> ChatResult:  # fmt: skip
+        with self._start(messages, stop, dict(kwargs)) as stream:
+            text = "".join(stream)
+            reply = stream.answer
+        message = AIMessage(text, usage_metadata=_usage(reply), response_metadata=self._metadata(reply, kwargs))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:  # fmt: skip
+        with self._start(messages, stop, dict(kwargs)) as stream:
+            for text in stream:
+                yield ChatGenerationChunk(message=AIMessageChunk(content=text))
+            reply = stream.answer
+        last = AIMessageChunk(
+            content="",
+            usage_metadata=_usage(reply),
+            response_metadata=self._metadata(reply, kwargs),
+            chunk_position="last",
+        )
+        yield ChatGenerationChunk(message=last)
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:  # fmt: skip
+        """Step by step in a thread, so that the event loop goes on; closed or cancelled, the work stops."""
+        steps = cast("Any", self._stream(messages, stop, None, **kwargs))
+        while True:
+            step = asyncio.ensure_future(run_in_executor(None, next, steps, None))
+            try:
+                item = await asyncio.shield(step)
+            except asyncio.CancelledError:
+                step.add_done_callback(lambda _: steps.close())  # the thread is still in this step
+                raise
+            if item is None:
+                return
+            try:
+                yield item
+            except GeneratorExit:
+                steps.close()
+                raise
+
+    def _metadata(self, reply: Reply, settings: dict[str, Any]) -> dict[str, Any]:
+        most = settings.get("max_tokens", self.max_tokens) or 256
+        usage = reply.usage
+        return {
+            "model_name": self.model_name,
+            "model_provider": "kvpacket",
+            "finish_reason": "length" if usage.answer_tokens >= most else "stop",
+            "kvpacket": {
+                "hits": [chunk.id for chunk in reply.chunks],
+                "misses": usage.missed,
+                "packet_tokens": usage.packet_tokens,
+                "prefix_tokens": usage.prefix_tokens,
+                "computed_tokens": usage.computed_tokens,
+                "packets_built": usage.packets_built,
+                "method": reply.method,
+                "timings": asdict(reply.timings),
+            },
+        }
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """Names for tracing."""
+        name = kwargs.get("model")
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = "kvpacket"
+        params["ls_model_name"] = name if isinstance(name, str) else self.model_name
+        return params
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text, by the model's own tokenizer."""
+        return list(self.conversation.model.text.plain(text))
+
+
+def _usage(reply: Reply) -> UsageMetadata:
+    usage = reply.usage
+    prompt = usage.packet_tokens + usage.prefix_tokens + usage.computed_tokens
+    return UsageMetadata(
+        input_tokens=prompt,
+        output_tokens=usage.answer_tokens,
+        total_tokens=prompt + usage.answer_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.packet_tokens),
+    )

@@ -1,0 +1,37 @@
+"""Chunks as LangChain documents, and back."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from langchain_core.documents import Document
+
+from kvpacket_rag import Hit
+
+__all__ = ["WHOLE", "chunk_id", "reference", "to_document"]
+
+WHOLE = "langchain_kvpacket"
+"""Source of documents that LangChain gave: each is one chunk, and known by the id LangChain gave it."""
+
+
+def to_document(hit: Hit, *, named: bool) -> Document:
+    """Give a chunk as a document. named: add title, source and a reference to the packet to its metadata."""
+    whole = hit.source == WHOLE
+    metadata: dict[str, Any] = dict(hit.metadata)
+    if named:
+        if not whole:
+            metadata |= {"title": hit.title, "source": hit.source}
+        metadata["kvpacket"] = reference(hit.chunk.id, hit.chunk.text)
+    return Document(hit.chunk.text, metadata=metadata, id=hit.chunk.document if whole else hit.chunk.id)
+
+
+def reference(chunk_id: str, text: str) -> dict[str, str]:
+    """What a document's metadata says about its packet: plain JSON, believed only where the text agrees."""
+    return {"id": chunk_id, "sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}
+
+
+def chunk_id(document: Document) -> str:
+    """Id of the chunk a document says it is, or ""."""
+    named = document.metadata.get("kvpacket")
+    return str(named.get("id", "")) if isinstance(named, dict) else document.id or ""

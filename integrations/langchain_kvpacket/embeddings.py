@@ -1,0 +1,45 @@
+"""The store's embedder for LangChain, and LangChain's embeddings for the store."""
+
+from __future__ import annotations
+
+from langchain_core.embeddings import Embeddings
+
+from kvpacket_rag import Embedder, SentenceEmbedder
+
+__all__ = ["KVPacketEmbeddings", "LangChainEmbedder"]
+
+
+class KVPacketEmbeddings(Embeddings):
+    """An embedder of this package as LangChain embeddings."""
+
+    def __init__(self, embedder: Embedder | None = None) -> None:
+        """embedder: default the one stores use by default, a sentence-transformers model."""
+        self.embedder = embedder or SentenceEmbedder()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        return [[float(number) for number in row] for row in self.embedder.embed(texts)] if texts else []
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a question."""
+        return self.embed_documents([text])[0]
+
+
+class LangChainEmbedder:
+    """LangChain embeddings as the embedder of a store: `DocumentStore.open(folder, embedder=LangChainEmbedder(...))`."""
+
+    def __init__(self, embeddings: Embeddings, name: str | None = None) -> None:
+        """name: recorded in the store; another name is refused. Default the class and the model it names, if any."""
+        self.embeddings = embeddings
+        model = getattr(embeddings, "model_name", None) or getattr(embeddings, "model", None)
+        kind = type(embeddings).__name__
+        self._name = name or (f"{kind}:{model}" if isinstance(model, str) else kind)
+
+    @property
+    def name(self) -> str:
+        """Recorded in the store."""
+        return self._name
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """One row of numbers for each text."""
+        return self.embeddings.embed_documents(texts)

@@ -1,0 +1,82 @@
+"""LangChain messages as turns of a conversation, and documents as blocks of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
+
+from kvpacket_rag import Passage, Turn
+from kvpacket_rag.errors import InputError
+from langchain_kvpacket.documents import chunk_id
+
+__all__ = ["SEPARATOR", "document_block", "document_blocks", "format_packets", "to_turns"]
+
+SEPARATOR = "\n\n"
+"""Between documents: what stands at the end of every packet."""
+
+
+def document_block(document: Document) -> dict[str, Any]:
+    """Give a document as a text block that says which chunk it is. Other models see its text."""
+    extras = {"kvpacket": {"id": chunk_id(document)}}
+    return {"type": "text", "text": document.page_content, "extras": extras}
+
+
+def document_blocks(documents: Iterable[Document], separator: str = SEPARATOR) -> list[dict[str, Any]]:
+    """Give documents as blocks, with the separator between them."""
+    blocks: list[dict[str, Any]] = []
+    for document in documents:
+        if blocks:
+            blocks.append({"type": "text", "text": separator})
+        blocks.append(document_block(document))
+    return blocks
+
+
+def format_packets(documents: Sequence[Document]) -> list[BaseMessage]:
+    """Give documents as messages for a `MessagesPlaceholder`, in place of joining their texts.
+
+    The user's turn goes on with what follows them in the prompt.
+    """
+    return [HumanMessage(content=[*document_blocks(documents)])] if documents else []
+
+
+def to_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+    """Give messages as turns.
+
+    Raises `InputError` for messages of tools, and for content other than text.
+    """
+    if not messages:
+        raise InputError("There are no messages; give at least one.")
+    return [Turn(_role(message), tuple(_parts(message))) for message in messages]
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, SystemMessage):
+        return "system"
+    if isinstance(message, HumanMessage):
+        return "user"
+    if isinstance(message, AIMessage):
+        if message.tool_calls:
+            raise InputError("The message calls tools, which local models are not asked to do here; leave it out.")
+        return "assistant"
+    if isinstance(message, ChatMessage):
+        return {"human": "user", "ai": "assistant", "developer": "system"}.get(message.role, message.role)
+    raise InputError(
+        f"Messages must be of system, human or AI; got one of type {message.type!r}. Tools are not supported."
+    )
+
+
+def _parts(message: BaseMessage) -> Iterator[str | Passage]:
+    content = [message.content] if isinstance(message.content, str) else message.content
+    for block in content:
+        if isinstance(block, str):
+            yield block
+        elif block.get("type") == "text":
+            # A reference comes from a field beside the text, never from the text.
+            named = (block.get("extras") or {}).get("kvpacket")
+            text = str(block.get("text", ""))
+            yield Passage(text, str(named.get("id", ""))) if isinstance(named, dict) else text
+        else:
+            raise InputError(f"Only text can be read; got a content block of type {block.get('type')!r}.")

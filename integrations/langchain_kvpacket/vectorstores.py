@@ -1,0 +1,140 @@
+"""`KVPacketVectorStore`: a LangChain vector store on a document store, so that all its chunks have packets."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import VectorStore
+
+import kvpacket_rag
+from kvpacket_rag import DocumentStore, Filter, Hit, PacketModel
+from kvpacket_rag.errors import InputError, NotFoundError
+from langchain_kvpacket.documents import WHOLE, to_document
+from langchain_kvpacket.embeddings import KVPacketEmbeddings, LangChainEmbedder
+from langchain_kvpacket.searching import diverse, relevance
+
+__all__ = ["KVPacketVectorStore"]
+
+
+class KVPacketVectorStore(VectorStore):
+    """Documents are kept as they are given, one chunk each; cut them with a text splitter first.
+
+    Chunks of documents that were added to the store itself are found as well, under their chunk ids.
+    """
+
+    def __init__(self, store: DocumentStore) -> None:
+        self.store = store
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The store's embedder."""
+        embedder = self.store.embedder
+        return embedder.embeddings if isinstance(embedder, LangChainEmbedder) else KVPacketEmbeddings(embedder)
+
+    @classmethod
+    def from_texts(
+        cls, texts: list[str], embedding: Embeddings | None = None, metadatas: list[dict[str, Any]] | None = None, *,
+        ids: list[str] | None = None, store: DocumentStore | None = None, folder: str | Path | None = None,
+        model: PacketModel | str | None = None, **kwargs: Any,
+    ) -> KVPacketVectorStore:  # fmt: skip
+        """Make a vector store of texts, in `store` or in a store opened in `folder` with `model`.
+
+        embedding: default the store's own. Raises `InputError` unless one of store and folder is given.
+        """
+        if (store is None) == (folder is None):
+            raise InputError("Give either a store, or a folder to open one in, to keep the texts.")
+        if store is None and folder is not None:
+            embedder = None if embedding is None else LangChainEmbedder(embedding)
+            store = DocumentStore.open(folder, model=model, embedder=embedder)
+        assert store is not None
+        made = cls(store)
+        made.add_texts(texts, metadatas, ids=ids, **kwargs)
+        return made
+
+    def add_documents(
+        self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **_: Any
+    ) -> list[str]:
+        """Add documents, or replace those of the same id, and build their packets; returns their ids.
+
+        ids: in place of the documents' own; made up where there is none. Of two with one id the last counts.
+        Raises `InputError` if the numbers differ, or for a document without text or with metadata that is no JSON.
+        """
+        given = [document.id for document in documents] if ids is None else list(ids)
+        if len(given) != len(documents):
+            raise InputError(f"As many ids as documents are needed; got {len(given)} for {len(documents)}.")
+        names = [name or str(uuid.uuid4()) for name in given]
+        new = {
+            name: kvpacket_rag.Document(
+                document.page_content, id=name, source=WHOLE, metadata=document.metadata, whole=True
+            )
+            for name, document in zip(names, documents, strict=True)
+        }
+        self.store.add(list(new.values()))
+        return names
+
+    def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
+        """Delete documents with their packets, all that were added through LangChain if no ids are given.
+
+        Ids that are not there are ignored.
+        """
+        if ids is None:
+            ids = [document.id for document in self.store.documents() if document.source == WHOLE]
+        for name in ids:
+            with contextlib.suppress(NotFoundError):
+                self.store.remove(name)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Documents by id, in the order asked for; those that are not there are left out."""
+        whole = {hit.chunk.document: hit for hit in self.store.of_documents(ids) if hit.source == WHOLE}
+        hits = {**self.store.get([name for name in ids if name not in whole]), **whole}
+        return [to_document(hits[name], named=False) for name in ids if name in hits]
+
+    # -- search ---------------------------------------------------------------------------------------------
+
+    def similarity_search(self, query: str, k: int = 4, filter: Filter | None = None, **_: Any) -> list[Document]:
+        """Find the k documents nearest a question, best first. filter: applied before the k nearest are taken."""
+        return _documents(self.store.search(query, k, filter=filter))
+
+    def similarity_search_with_score(
+        self, query: str, k: int = 4, filter: Filter | None = None, **_: Any
+    ) -> list[tuple[Document, float]]:
+        """The same with the cosine of question and document, -1 to 1, higher is nearer."""
+        hits = self.store.search(query, k, filter=filter)
+        return [(to_document(hit, named=False), hit.score) for hit in hits]
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **_: Any
+    ) -> list[Document]:
+        """Find the k documents nearest a vector."""
+        return _documents(self.store.nearest(np.asarray(embedding, dtype=np.float32), k, filter=filter))
+
+    def max_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *, filter: Filter | None = None,
+        **_: Any,
+    ) -> list[Document]:  # fmt: skip
+        """Find k documents near a question and unlike each other, among the `fetch_k` nearest."""
+        embedding = self.embeddings.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(embedding, k, fetch_k, lambda_mult, filter=filter)
+
+    def max_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *,
+        filter: Filter | None = None, **_: Any,
+    ) -> list[Document]:  # fmt: skip
+        """The same, for a vector."""
+        vector = kvpacket_rag.unit_vectors(embedding)
+        return _documents(diverse(self.store, vector, k, fetch_k=fetch_k, lambda_mult=lambda_mult, filter=filter))
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return relevance
+
+
+def _documents(hits: Iterable[Hit]) -> list[Document]:
+    return [to_document(hit, named=False) for hit in hits]
