@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvpacket_rag.adapter import Adapter as Adapter
+    from kvpacket_rag.adopting import adopt as adopt
     from kvpacket_rag.anchor import Anchor as Anchor
     from kvpacket_rag.answer import Answer as Answer
     from kvpacket_rag.answer import AnswerStream as AnswerStream
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.conversation import Passage as Passage
     from kvpacket_rag.conversation import Reply as Reply
     from kvpacket_rag.conversation import Turn as Turn
+    from kvpacket_rag.conversation import splice as splice
     from kvpacket_rag.documents import DocumentStore as DocumentStore
     from kvpacket_rag.embedding import Embedder as Embedder
     from kvpacket_rag.embedding import SentenceEmbedder as SentenceEmbedder
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.rag import RAG as RAG
     from kvpacket_rag.retrieval import Filter as Filter
     from kvpacket_rag.retrieval import Hit as Hit
+    from kvpacket_rag.threads import steps_in_thread as steps_in_thread
 
 __version__ = "0.1.0"
 
@@ -62,6 +65,9 @@ _HOMES = {
     "SentenceEmbedder": "embedding",
     "Turn": "conversation",
     "Vectors": "embedding",
+    "adopt": "adopting",
+    "splice": "conversation",
+    "steps_in_thread": "threads",
     "unit_vectors": "embedding",
 }
 
@@ -90,6 +96,9 @@ __all__ = [
     "Turn",
     "Vectors",
     "__version__",
+    "adopt",
+    "splice",
+    "steps_in_thread",
     "unit_vectors",
 ]
 

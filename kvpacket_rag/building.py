@@ -95,7 +95,10 @@ class _Window:
     """What was made for the chunks of several documents, by content."""
 
     vectors: dict[str, Vectors]
+    """Of chunks whose document brings none."""
     blobs: dict[str, WrittenBlob]
+    needed: frozenset[str]
+    """Contents of all chunks of the window."""
 
 
 class Builder:
@@ -140,7 +143,9 @@ class Builder:
     def _build_window(self, planned: list[_Planned], tally: _Tally, report: Callable[[BuildProgress], None]) -> None:
         chunks = list({chunk.content: chunk for plan in planned for chunk in plan.chunks}.values())
         missing = self._missing(chunks)
-        window = _Window(self._embed(chunks), {})
+        own = [plan.chunks for plan in planned if plan.document.vector is None]
+        vectors = self._embed(list({c.content: c for some in own for c in some}.values()))
+        window = _Window(vectors, {}, frozenset(chunk.content for chunk in chunks))
         try:
             for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
                 window.blobs[blob.content] = blob
@@ -159,6 +164,10 @@ class Builder:
             return {}
         rows = unit_vectors(self._configuration.embedder.embed([chunk.text for chunk in chunks]))
         return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
+
+    def _given_vector(self, document: Document) -> Vectors | None:
+        """The vector a document brings. Raises `MismatchError` if its length is not that of the stored ones."""
+        return None if document.vector is None else self._configuration.check_vector(unit_vectors(document.vector))
 
     def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
         """Contents of chunks that have no packet of the builder's recipe yet."""
@@ -224,14 +233,16 @@ class Builder:
                 )
             ).inserted_primary_key  # fmt: skip
             if chunks and row is not None:
-                connection.execute(
-                    sa.insert(chunk_table),
-                    [_chunk_row(chunk, int(row[0]), window.vectors[chunk.content]) for chunk in chunks],
-                )
+                given = self._given_vector(document)
+                rows = [
+                    _chunk_row(chunk, int(row[0]), window.vectors[chunk.content] if given is None else given)
+                    for chunk in chunks
+                ]
+                connection.execute(sa.insert(chunk_table), rows)
             own = {chunk.content for chunk in chunks}
             self._store.insert(connection, [window.blobs[c] for c in own if c in window.blobs], self._recipe.anchor)
             # Chunks that another document of the window needs keep their packets when this one drops them.
-            removed = self._store.delete_unused(connection, stale - set(window.vectors))
+            removed = self._store.delete_unused(connection, stale - window.needed)
             raise_generation(connection)
         self._store.unlink(removed)
         return old is not None

@@ -42,6 +42,8 @@ class Document:
     """Whether headings, lists and tables of Markdown guide the splitting."""
     whole: bool = False
     """Whether the text is one chunk as it is, since somebody else has cut it already."""
+    vector: tuple[float, ...] | None = None
+    """Of a whole document, made elsewhere, in place of the store's embedder; of any length but zero."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -52,6 +54,8 @@ class Document:
             json.dumps(dict(self.metadata), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"Metadata of document {self.id or '(unnamed)'} must be JSON values: {error}.") from error
+        if self.vector is not None and not self.whole:
+            raise InputError(f"Document {self.id!r} has a vector but is not whole; only a document of one chunk can.")
         for name in ("text", "id", "title", "source"):
             check_text(getattr(self, name), f"The {name} of document {self.id!r}")
         if not self.id:
@@ -61,7 +65,9 @@ class Document:
     def content(self) -> str:
         """Hash of everything that, when changed, makes it another document."""
         values = [self.text, self.title, self.source, dict(self.metadata), self.markdown]
-        return hashlib.sha256(canonical([*values, True] if self.whole else values)).hexdigest()
+        if self.whole:
+            values += [True, self.vector]
+        return hashlib.sha256(canonical(values)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class Chunk:
     """What its packet holds: the text's tokens and the separator behind them."""
     content: str = field(repr=False)
     """Hash of the token ids; equal for equal text in any document."""
+
+    @property
+    def reference(self) -> dict[str, str]:
+        """What other software may keep to name the chunk: plain JSON, believed only where the text agrees."""
+        return {"id": self.id, "sha256": hashlib.sha256(self.text.encode()).hexdigest()}
 
 
 def chunk_tokens(codec: TextCodec, text: str) -> tuple[int, ...]:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from kvpacket_rag.answer import AnswerStream, Timings, Usage
 from kvpacket_rag.assembly import Method, Segment
 from kvpacket_rag.chunking import Chunk
+from kvpacket_rag.configuration import DEFAULT_MODEL
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, check_text
 from kvpacket_rag.generator import GenerationConfig
 from kvpacket_rag.model import SEPARATOR, PacketModel
 from kvpacket_rag.reading import Answering, Reading, read, show, stream
 
-__all__ = ["Conversation", "Passage", "Reply", "Turn"]
+__all__ = ["Conversation", "Passage", "Reply", "Turn", "splice"]
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,31 @@ class Conversation:
     def over(cls, store: DocumentStore, config: GenerationConfig | None = None) -> Conversation:
         """Converse with the model of a store."""
         return cls(store.model, store, config or GenerationConfig())
+
+    @classmethod
+    def open(
+        cls, store: DocumentStore | str | Path | None = None, model: PacketModel | str | None = None
+    ) -> Conversation:
+        """Converse with a store, or the folder it is in, or with a model alone.
+
+        Raises `InputError` if the store was made with another model than the one given, `NotFoundError` without a
+        store in the folder.
+        """
+        if store is None:
+            model = model or DEFAULT_MODEL
+            return cls(PacketModel.from_pretrained(model) if isinstance(model, str) else model)
+        if not isinstance(store, DocumentStore):
+            return cls.over(DocumentStore.open(store, model=model, create=False))
+        own = store.model
+        same = {own.name, own.source} if isinstance(model, str) else {own.weights_hash}
+        given = model.weights_hash if isinstance(model, PacketModel) else model
+        if given is not None and given not in same:
+            named = model.name if isinstance(model, PacketModel) else model
+            raise InputError(
+                f"The store at {store.folder} has packets of {own.name}, the model given is {named}. "
+                "Leave the model out, or open a store made with it."
+            )
+        return cls.over(store)
 
     def reply(
         self, turns: Sequence[Turn], *, method: Method = "packet", config: GenerationConfig | None = None
@@ -179,6 +209,17 @@ class Conversation:
                 after = split[number + 1] if number + 1 < len(split) else ""
                 content.append(_Place(part, isinstance(after, str) and after.startswith(SEPARATOR)))
         return content
+
+
+def splice(text: str, mark: str, parts: Sequence[P]) -> list[str | P]:
+    """Give a text with other parts in every place of a mark; empty texts are left out."""
+    first, *others = text.split(mark)
+    found: list[str | P] = [first] if first else []
+    for other in others:
+        found += parts
+        if other:
+            found.append(other)
+    return found
 
 
 def _reply(answering: Answering) -> Reply:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "kvpacket_rag"
 
 # From bottom to top. A file imports only from lines above its own.
 LAYERS = [
-    ["errors", "settings", "quiet", "finding"],
+    ["errors", "settings", "quiet", "finding", "threads"],
     ["rope", "fidelity", "samples", "plots"],
     ["packet", "synthetic"],
     ["domains"],
@@ -32,7 +32,7 @@ LAYERS = [
     ["reading"],
     ["remaking", "ingestion"],
     ["documents"],
-    ["rag", "conversation"],
+    ["rag", "conversation", "adopting"],
     ["baselines.base"],
     ["baselines.full", "baselines.packets", "baselines.repair"],
     ["baselines.epic", "baselines.cacheblend", "baselines.samkv", "baselines.a3", "baselines.random_tokens"],

@@ -14,7 +14,7 @@ from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, Messa
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from kvpacket_rag import PromptStyle
+from kvpacket_rag import PromptStyle, splice
 from kvpacket_rag.errors import InputError
 from langchain_kvpacket.messages import SEPARATOR, document_block
 
@@ -85,13 +85,8 @@ def _blocks(
 
 def _split(text: str, mark: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Text blocks of a text with other blocks in the places of a mark."""
-    first, *others = text.split(mark)
-    found = [{"type": "text", "text": first}] if first else []
-    for other in others:
-        found += blocks
-        if other:
-            found.append({"type": "text", "text": other})
-    return found
+    parts = splice(text, mark, blocks)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _fill(message: BaseMessage, mark: str, blocks: Sequence[dict[str, Any]]) -> BaseMessage:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams
@@ -15,10 +14,17 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import run_in_executor
 from pydantic import PrivateAttr
 
-from kvpacket_rag import AnswerStream, Conversation, DocumentStore, GenerationConfig, PacketModel, Reply
+from kvpacket_rag import (
+    AnswerStream,
+    Conversation,
+    DocumentStore,
+    GenerationConfig,
+    PacketModel,
+    Reply,
+    steps_in_thread,
+)
 from kvpacket_rag.errors import InputError
 from langchain_kvpacket.messages import to_turns
 
@@ -81,24 +87,8 @@ class ChatKVPacket(BaseChatModel):
         """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
         with self._lock:
             if self._talk is None:
-                self._talk = self._open()
+                self._talk = Conversation.open(self.store, self.model)
             return self._talk
-
-    def _open(self) -> Conversation:
-        if self.store is None:
-            model = self.model or DEFAULT_MODEL
-            return Conversation(PacketModel.from_pretrained(model) if isinstance(model, str) else model)
-        if not isinstance(self.store, DocumentStore):
-            return Conversation.over(DocumentStore.open(self.store, model=self.model, create=False))
-        own = self.store.model
-        same = {own.name, own.source} if isinstance(self.model, str) else {own.weights_hash}
-        given = self.model.weights_hash if isinstance(self.model, PacketModel) else self.model
-        if given is not None and given not in same:
-            raise InputError(
-                f"The store at {self.store.folder} has packets of {own.name}, the model given is {self.model_name}. "
-                "Leave the model out, or open a store made with it."
-            )
-        return Conversation.over(self.store)
 
     def _start(
         self, messages: list[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
@@ -135,7 +125,7 @@ class ChatKVPacket(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:  # fmt: skip
+    ) -> Generator[ChatGenerationChunk, None, None]:  # fmt: skip
         with self._start(messages, stop, dict(kwargs)) as stream:
             for text in stream:
                 yield ChatGenerationChunk(message=AIMessageChunk(content=text))
@@ -152,22 +142,8 @@ class ChatKVPacket(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:  # fmt: skip
-        """Step by step in a thread, so that the event loop goes on; closed or cancelled, the work stops."""
-        steps = cast("Any", self._stream(messages, stop, None, **kwargs))
-        while True:
-            step = asyncio.ensure_future(run_in_executor(None, next, steps, None))
-            try:
-                item = await asyncio.shield(step)
-            except asyncio.CancelledError:
-                step.add_done_callback(lambda _: steps.close())  # the thread is still in this step
-                raise
-            if item is None:
-                return
-            try:
-                yield item
-            except GeneratorExit:
-                steps.close()
-                raise
+        async for chunk in steps_in_thread(self._stream(messages, stop, None, **kwargs)):
+            yield chunk
 
     def _metadata(self, reply: Reply, settings: dict[str, Any]) -> dict[str, Any]:
         most = settings.get("max_tokens", self.max_tokens) or 256

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from langchain_core.documents import Document
 
 from kvpacket_rag import Hit
 
-__all__ = ["WHOLE", "chunk_id", "reference", "to_document"]
+__all__ = ["WHOLE", "chunk_id", "to_document"]
 
 WHOLE = "langchain_kvpacket"
 """Source of documents that LangChain gave: each is one chunk, and known by the id LangChain gave it."""
@@ -22,13 +21,8 @@ def to_document(hit: Hit, *, named: bool) -> Document:
     if named:
         if not whole:
             metadata |= {"title": hit.title, "source": hit.source}
-        metadata["kvpacket"] = reference(hit.chunk.id, hit.chunk.text)
+        metadata["kvpacket"] = hit.chunk.reference
     return Document(hit.chunk.text, metadata=metadata, id=hit.chunk.document if whole else hit.chunk.id)
-
-
-def reference(chunk_id: str, text: str) -> dict[str, str]:
-    """What a document's metadata says about its packet: plain JSON, believed only where the text agrees."""
-    return {"id": chunk_id, "sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}
 
 
 def chunk_id(document: Document) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -12,8 +11,8 @@ from langchain_core.runnables import run_in_executor
 from pydantic import ConfigDict, Field
 
 import kvpacket_rag
-from kvpacket_rag import DocumentStore, Filter, Hit
-from langchain_kvpacket.documents import WHOLE, reference, to_document
+from kvpacket_rag import Chunk, DocumentStore, Filter, Hit
+from langchain_kvpacket.documents import to_document
 from langchain_kvpacket.searching import diverse, relevance
 
 __all__ = ["KVPacketRetriever"]
@@ -80,29 +79,8 @@ class KVPacketRetriever(BaseRetriever):
 
     def _with_packets(self, documents: list[Document]) -> list[Document]:
         """Give documents with the chunk each is; texts the store lacks are added first, in one go."""
-        chunks = {text: self.store.find_whole(text) for text in {document.page_content for document in documents}}
-        new = [
-            kvpacket_rag.Document(text, id=f"retrieved/{_name(text)}", source=WHOLE, whole=True)
-            for text, chunk in chunks.items()
-            if chunk is None and self._usable(text)
-        ]
-        if new:
-            self.store.add(new)
-            chunks |= {document.text: self.store.find_whole(document.text) for document in new}
-        found = []
-        for document in documents:
-            chunk = chunks[document.page_content]
-            if chunk is None:
-                found.append(document)
-                continue
-            metadata = {**document.metadata, "kvpacket": reference(chunk.id, chunk.text)}
-            found.append(Document(document.page_content, metadata=metadata, id=document.id or chunk.id))
-        return found
-
-    def _usable(self, text: str) -> bool:
-        """Whether a text can have a packet: empty ones and those that fill half the model's window stay text."""
-        model = self.store.model
-        return bool(text.strip()) and len(model.text.plain(text)) < model.max_positions // 2
+        chunks = kvpacket_rag.adopt(self.store, {document.page_content for document in documents})
+        return [_named(document, chunks.get(document.page_content)) for document in documents]
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for tracing."""
@@ -113,5 +91,9 @@ class KVPacketRetriever(BaseRetriever):
         )
 
 
-def _name(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+def _named(document: Document, chunk: Chunk | None) -> Document:
+    """The document with a reference to its chunk, if it has one."""
+    if chunk is None:
+        return document
+    metadata = {**document.metadata, "kvpacket": chunk.reference}
+    return Document(document.page_content, metadata=metadata, id=document.id or chunk.id)

@@ -1,0 +1,35 @@
+"""Texts that somebody else stores and finds: each becomes a document of one chunk, and so has a packet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from kvpacket_rag.chunking import Chunk, Document
+from kvpacket_rag.documents import DocumentStore
+
+__all__ = ["ADOPTED", "adopt"]
+
+ADOPTED = "retrieved"
+"""Source of adopted texts, and the beginning of their documents' ids."""
+
+
+def adopt(store: DocumentStore, texts: Iterable[str]) -> dict[str, Chunk]:
+    """Give the chunk of each text; those the store lacks are added to it in one go.
+
+    Texts without a visible character, and those that fill half the model's window, can have none and are left out.
+    """
+    found = {text: store.find_whole(text) for text in texts if text.strip()}
+    new = [
+        Document(text, id=f"{ADOPTED}/{_name(text)}", source=ADOPTED, whole=True)
+        for text, chunk in found.items()
+        if chunk is None and len(store.model.text.plain(text)) < store.model.max_positions // 2
+    ]
+    if new:
+        store.add(new)
+        found |= {document.text: store.find_whole(document.text) for document in new}
+    return {text: chunk for text, chunk in found.items() if chunk is not None}
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
