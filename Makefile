@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check extras format bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -20,8 +20,19 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed  ## build a knowledge base from examples/corpus and ask five questions
 	$(BIN)/python examples/demo.py
 
-test: check  ## everything: lint, types, tests
+test: check extras  ## everything: lint, types, tests
 	$(BIN)/python -m pytest
+
+extras: $(VENV)/.extras  ## each integration installed without the other's framework
+
+$(VENV)/.extras: pyproject.toml constraints.txt | $(BIN)/python
+	for extra in langchain llama-index; do \
+		$(PYTHON) -m venv $(VENV)/$$extra && \
+		$(VENV)/$$extra/bin/python -m pip install $(PIP_FLAGS) ".[$$extra]" && \
+		$(VENV)/$$extra/bin/python -c "from `echo $$extra | tr - _`_kvpacket import *" && \
+		rm -rf $(VENV)/$$extra || exit 1; \
+	done
+	@touch $@
 
 check: $(VENV)/.installed-dev  ## lint and types
 	$(BIN)/ruff check .

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from kvpacket_rag.embedding import Embedder as Embedder
     from kvpacket_rag.embedding import SentenceEmbedder as SentenceEmbedder
     from kvpacket_rag.embedding import Vectors as Vectors
+    from kvpacket_rag.embedding import embed_question as embed_question
     from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
+    from kvpacket_rag.generator import configured as configured
     from kvpacket_rag.model import PacketModel as PacketModel
     from kvpacket_rag.model import PromptStyle as PromptStyle
     from kvpacket_rag.packet import Packet as Packet
@@ -66,6 +68,8 @@ _HOMES = {
     "Turn": "conversation",
     "Vectors": "embedding",
     "adopt": "adopting",
+    "configured": "generator",
+    "embed_question": "embedding",
     "splice": "conversation",
     "steps_in_thread": "threads",
     "unit_vectors": "embedding",
@@ -97,6 +101,8 @@ __all__ = [
     "Vectors",
     "__version__",
     "adopt",
+    "configured",
+    "embed_question",
     "splice",
     "steps_in_thread",
     "unit_vectors",

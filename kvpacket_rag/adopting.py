@@ -17,19 +17,22 @@ ADOPTED = "retrieved"
 def adopt(store: DocumentStore, texts: Iterable[str]) -> dict[str, Chunk]:
     """Give the chunk of each text; those the store lacks are added to it in one go.
 
-    Texts without a visible character, and those that fill half the model's window, can have none and are left out.
+    They are known by their text alone: searches of the store do not find them. Texts without a visible character,
+    and those that fill half the model's window, can have none and are left out.
     """
-    found = {text: store.find_whole(text) for text in texts if text.strip()}
-    new = [
-        Document(text, id=f"{ADOPTED}/{_name(text)}", source=ADOPTED, whole=True)
-        for text, chunk in found.items()
-        if chunk is None and len(store.model.text.plain(text)) < store.model.max_positions // 2
-    ]
-    if new:
-        store.add(new)
-        found |= {document.text: store.find_whole(document.text) for document in new}
+    texts = {text for text in texts if text.strip()}
+    with store.adopting:  # so that threads which find the same new text do not all encode it
+        found = {text: store.find_whole(text) for text in texts}
+        new = [
+            Document(text, id=f"{ADOPTED}/{_name(text)}", source=ADOPTED, whole=True, vector=())
+            for text, chunk in found.items()
+            if chunk is None and len(store.model.text.plain(text)) < store.model.max_positions // 2
+        ]
+        if new:
+            store.add(new)
+            found |= {document.text: store.find_whole(document.text) for document in new}
     return {text: chunk for text, chunk in found.items() if chunk is not None}
 
 
 def _name(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -166,8 +166,10 @@ class Builder:
         return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
 
     def _given_vector(self, document: Document) -> Vectors | None:
-        """The vector a document brings. Raises `MismatchError` if its length is not that of the stored ones."""
-        return None if document.vector is None else self._configuration.check_vector(unit_vectors(document.vector))
+        """The vector a document brings, empty if it is not to be found. Raises `MismatchError` if its length is not that of the stored ones."""
+        if not document.vector:
+            return None if document.vector is None else np.empty(0, np.float32)
+        return self._configuration.check_vector(unit_vectors(document.vector))
 
     def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
         """Contents of chunks that have no packet of the builder's recipe yet."""

@@ -43,7 +43,7 @@ class Document:
     whole: bool = False
     """Whether the text is one chunk as it is, since somebody else has cut it already."""
     vector: tuple[float, ...] | None = None
-    """Of a whole document, made elsewhere, in place of the store's embedder; of any length but zero."""
+    """Of a whole document, made elsewhere in place of the store's embedder. An empty one: searches do not find it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():

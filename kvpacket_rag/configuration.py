@@ -19,7 +19,7 @@ from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import Anchor, default_anchors
 from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
-from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, unit_vectors
+from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, embed_question, unit_vectors
 from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
@@ -169,8 +169,8 @@ class Configuration:
         return Splitter(self.model, self.settings.chunk_tokens)
 
     def embed(self, text: str) -> Vectors:
-        """Embed one text as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""
-        return self.check_vector(unit_vectors(self.embedder.embed([text]))[0])
+        """Embed a question as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""
+        return self.check_vector(unit_vectors(embed_question(self.embedder, text)))
 
     def check_vector(self, vector: Vectors) -> Vectors:
         """Give the vector back. Raises `MismatchError` if its length is not that of the stored ones."""

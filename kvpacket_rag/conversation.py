@@ -185,7 +185,8 @@ class Conversation:
     def _chunk(self, passage: Passage) -> Chunk | None:
         if self.store is None:
             return None
-        hit = self.store.get([passage.id]).get(passage.id) if passage.id else None
+        named = passage.id if passage.id.isascii() else ""
+        hit = self.store.get([named]).get(named) if named else None
         if hit is not None and hit.chunk.text == passage.text:
             return hit.chunk
         return self.store.find_whole(passage.text) if passage.text.strip() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ class DocumentStore:
         self._database, self._configuration = database, configuration
         self._packets = PacketStore(database, folder / "packets", ram_bytes=ram_bytes)
         self._retrieval = Retrieval(database)
+        self.adopting = threading.Lock()
+        """Held by who looks for texts in order to add those that are not there."""
 
     @classmethod
     def open(
@@ -190,7 +193,11 @@ class DocumentStore:
         """
         if not question.strip():
             raise InputError("The question is empty; give a text of at least one character.")
-        return self.nearest(self._configuration.embed(question), k, filter=filter)
+        return self.nearest(self.embed(question), k, filter=filter)
+
+    def embed(self, question: str) -> Vectors:
+        """Unit vector [dimension] of a question."""
+        return self._configuration.embed(question)
 
     def nearest(self, vector: Vectors, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
         """Like `search`, for a vector [dimension] of the store's embedder, of any length but zero."""
@@ -207,8 +214,8 @@ class DocumentStore:
 
     def find_whole(self, text: str) -> Chunk | None:
         """Give the chunk that is exactly this text, however short, if there is one."""
-        hit = self._retrieval.by_content(content_hash(chunk_tokens(self.model.text, text)))
-        return hit.chunk if hit is not None and hit.chunk.text == text else None
+        hits = self._retrieval.by_content(content_hash(chunk_tokens(self.model.text, text)))
+        return next((hit.chunk for hit in hits if hit.chunk.text == text), None)
 
     def get(self, chunk_ids: Sequence[str]) -> dict[str, Hit]:
         """Chunks by id, with score 0; ids that are not there are left out."""
@@ -218,8 +225,8 @@ class DocumentStore:
         """Chunks of documents, with score 0, in the order they were added; ids that are not there are left out."""
         return self._retrieval.by_document(document_ids)
 
-    def vectors(self, chunk_ids: Sequence[str]) -> Vectors:
-        """Unit vectors [n, dimension] of chunks. Raises `NotFoundError` for an id that is not there."""
+    def vectors(self, chunk_ids: Sequence[str]) -> dict[str, Vectors]:
+        """Unit vectors [dimension] of chunks by id; ids that are not there are left out."""
         return self._retrieval.vectors(chunk_ids)
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,15 @@ from kvpacket_rag.catalogue import CATALOGUE, fetch
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.quiet import quiet_loading
 
-__all__ = ["DEFAULT_EMBEDDER", "Embedder", "SentenceEmbedder", "Vectors", "unit_vectors"]
+__all__ = [
+    "DEFAULT_EMBEDDER",
+    "Embedder",
+    "QueryEmbedder",
+    "SentenceEmbedder",
+    "Vectors",
+    "embed_question",
+    "unit_vectors",
+]
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
@@ -29,6 +37,19 @@ class Embedder(Protocol):
 
     def embed(self, texts: list[str]) -> Any:
         """Give one row of numbers per text: an array or nested list [n, dimension]."""
+
+
+@runtime_checkable
+class QueryEmbedder(Protocol):
+    """What an embedder has besides if it embeds questions in another way than texts."""
+
+    def embed_query(self, text: str) -> Any:
+        """Give one row of numbers for a question."""
+
+
+def embed_question(embedder: Embedder, text: str) -> Any:
+    """Give one row of numbers for a question, in the embedder's own way for questions if it has one."""
+    return embedder.embed_query(text) if isinstance(embedder, QueryEmbedder) else embedder.embed([text])[0]
 
 
 def unit_vectors(rows: Any) -> Vectors:

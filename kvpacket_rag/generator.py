@@ -5,8 +5,9 @@ Works on token ids and contexts only; it does not know documents or stores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from kvpacket_rag.assembly import SOFT_TOKEN, Context
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import ContextCache, PacketModel
 
-__all__ = ["GenerationConfig", "Piece", "TextStream", "choose", "generate", "generate_rows"]
+__all__ = ["GenerationConfig", "Piece", "TextStream", "choose", "configured", "generate", "generate_rows"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,26 @@ class GenerationConfig:
         else:
             generator.manual_seed(self.seed + row)
         return generator
+
+
+SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+
+
+def configured(defaults: GenerationConfig, settings: Mapping[str, Any], who: str) -> GenerationConfig:
+    """Give `defaults` with the settings of one call, as frameworks name them.
+
+    settings: those of `GenerationConfig`, `max_tokens` for `max_new_tokens`, and `stop` texts, which are added to the
+    others; None is no setting. who: takes them, for the error. Raises `InputError` for a setting that is none, or out of range.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if unknown := set(given) - {*SETTINGS, "max_tokens", "stop"}:
+        raise InputError(
+            f"{who} takes no {', '.join(sorted(unknown))}; it takes {', '.join(SETTINGS)}, max_tokens, method and stop."
+        )
+    stop = given.pop("stop", ())
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    most = given.pop("max_tokens", defaults.max_new_tokens)
+    return replace(defaults, **given, max_new_tokens=most, stop=(*defaults.stop, *stops))
 
 
 def choose(

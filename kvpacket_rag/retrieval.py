@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.embedding import Vectors
-from kvpacket_rag.errors import NotFoundError
 from kvpacket_rag.finding import TextFinder
 from kvpacket_rag.index import VectorIndex
 from kvpacket_rag.schema import chunks, documents
@@ -65,8 +64,6 @@ class Found:
 class _Derived(Protocol):
     """Something in memory that is made from a column of the chunk rows, by row id."""
 
-    @property
-    def ids(self) -> frozenset[int]: ...
     def add(self, ids: list[int], values: Any) -> None: ...
     def remove(self, ids: Iterable[int]) -> None: ...
 
@@ -78,8 +75,10 @@ class _Follower(Generic[D]):
     """Keeps what is derived from rows at the state of the rows, whichever process changes them."""
 
     def __init__(self, database: Database, column: sa.Column[Any], decode: Callable[[list[Any]], Any]) -> None:
+        """decode: makes values of those of the column; rows whose value is empty are left out."""
         self._database, self._column, self._decode = database, column, decode
         self._derived: D | None = None
+        self._seen: set[int] = set()
         self._generation = -1
         self._lock = threading.Lock()
 
@@ -90,15 +89,28 @@ class _Follower(Generic[D]):
             if self._derived is None:
                 self._derived = make()
             if generation != self._generation:
-                known = self._derived.ids
-                present = set(connection.execute(sa.select(chunks.c.id)).scalars())
-                self._derived.remove(known - present)
-                for part in parts(sorted(present - known), READ_ROWS):
-                    query = sa.select(chunks.c.id, self._column).where(chunks.c.id.between(part[0], part[-1]))
-                    rows = [row for row in connection.execute(query) if row[0] not in known]
-                    self._derived.add([row[0] for row in rows], self._decode([row[1] for row in rows]))
+                self._add_new(connection, self._derived)
+                # Row ids never come back, so that a count tells whether any was removed.
+                count = connection.execute(sa.select(sa.func.count()).select_from(chunks)).scalar_one()
+                if count != len(self._seen):
+                    present = set(connection.execute(sa.select(chunks.c.id)).scalars())
+                    self._derived.remove(self._seen - present)
+                    self._seen = present
                 self._generation = generation
             return self._derived
+
+    def _add_new(self, connection: sa.Connection, derived: D) -> None:
+        last = max(self._seen, default=0)
+        while True:
+            query = sa.select(chunks.c.id, self._column).where(chunks.c.id > last).order_by(chunks.c.id)
+            rows = connection.execute(query.limit(READ_ROWS)).fetchall()
+            if not rows:
+                return
+            self._seen.update(row[0] for row in rows)
+            last = rows[-1][0]
+            filled = [row for row in rows if row[1]]
+            if filled:
+                derived.add([row[0] for row in filled], self._decode([row[1] for row in filled]))
 
 
 def _vectors(blobs: list[bytes]) -> Vectors:
@@ -130,16 +142,14 @@ class Retrieval:
             if match.id in chunks and chunks[match.id].text == text[match.start : match.stop]
         ]
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        """Unit vectors [n, dimension] of chunks by id. Raises `NotFoundError` for one that is not there."""
+    def vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
+        """Unit vectors [dimension] of chunks by id; those that are not there are left out."""
+        found: dict[str, Vectors] = {}
         with self._database.reading() as connection:
-            found: dict[str, bytes] = {}
             for part in parts(list(ids)):
                 query = sa.select(chunks.c.name, chunks.c.vector).where(chunks.c.name.in_(part))
-                found.update((name, vector) for name, vector in connection.execute(query))
-        if missing := [name for name in ids if name not in found]:
-            raise NotFoundError(f"There is no chunk {missing[0]!r}; it may have been removed since it was found.")
-        return _vectors([found[name] for name in ids])
+                found.update((name, np.frombuffer(vector, dtype="<f4")) for name, vector in connection.execute(query))
+        return found
 
     def _matching(self, filter: Filter) -> list[int]:
         """Row ids of the chunks of documents that pass a filter."""
@@ -172,10 +182,9 @@ class Retrieval:
         """Chunks by their ids; those that are not there are left out."""
         return {hit.chunk.id: hit for _, hit in self._rows(chunks.c.name, ids)}
 
-    def by_content(self, content: str) -> Hit | None:
-        """A chunk with these token ids, given by hash."""
-        found = self._rows(chunks.c.content, [content])
-        return found[0][1] if found else None
+    def by_content(self, content: str) -> list[Hit]:
+        """Chunks with these token ids, given by hash; a tokenizer may read texts that differ alike."""
+        return [hit for _, hit in self._rows(chunks.c.content, [content])]
 
     def by_document(self, ids: Sequence[str]) -> list[Hit]:
         """Chunks of documents, by the documents' ids; those that are not there are left out."""

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Generator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["steps_in_thread"]
 
 T = TypeVar("T")
+DONE = object()
+
+
+class _Steps(Generic[T]):
+    """A generator that one thread steps through and another may give up at any time."""
+
+    def __init__(self, steps: Generator[T, Any, Any]) -> None:
+        self._steps, self._stepping, self._given_up = steps, threading.Lock(), False
+
+    def next(self) -> Any:
+        """What comes next, or `DONE`."""
+        try:
+            with self._stepping:
+                return next(self._steps, DONE)
+        finally:
+            if self._given_up:
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Close the generator: now, or as soon as the step that runs has ended."""
+        self._given_up = True
+        if self._stepping.acquire(blocking=False):
+            try:
+                self._steps.close()
+            finally:
+                self._stepping.release()
 
 
 async def steps_in_thread(steps: Generator[T, Any, Any]) -> AsyncGenerator[T, None]:
@@ -16,18 +43,21 @@ async def steps_in_thread(steps: Generator[T, Any, Any]) -> AsyncGenerator[T, No
 
     Errors reach the reader.
     """
-    done = object()
-    while True:
-        step = asyncio.ensure_future(asyncio.to_thread(next, steps, done))
-        try:
+    stepping = _Steps(steps)
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(stepping.next))
+            step.add_done_callback(_heard)
+            # Shielded: the thread goes on with its step when the reader is cancelled.
             item = await asyncio.shield(step)
-        except asyncio.CancelledError:
-            step.add_done_callback(lambda _: steps.close())  # its thread is still in this step
-            raise
-        if item is done:
-            return
-        try:
-            yield item  # type: ignore[misc]
-        except GeneratorExit:
-            steps.close()
-            raise
+            if item is DONE:
+                return
+            yield item
+    finally:
+        stepping.give_up()
+
+
+def _heard(step: asyncio.Future[Any]) -> None:
+    """An error of a step whose reader is gone is nobody's."""
+    if not step.cancelled():
+        step.exception()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -169,24 +170,40 @@ def test_integrations_use_the_public_names_only_and_are_short(name):
     assert len(INTEGRATIONS[name].read_text(encoding="utf-8").splitlines()) <= 300
 
 
-def test_importing_an_integration_loads_no_framework_and_a_missing_one_says_what_to_install():
+FRAMEWORKS = [
+    ("langchain_kvpacket", "langchain_core", "ChatKVPacket", "langchain"),
+    ("llama_index_kvpacket", "llama_index.core", "KVPacketLLM", "llama-index"),
+]
+
+
+@pytest.mark.parametrize(("package", "framework", "name", "extra"), FRAMEWORKS)
+def test_importing_an_integration_loads_no_framework_and_a_missing_one_says_what_to_install(
+    package, framework, name, extra
+):
     code = (
-        "import sys, langchain_kvpacket\n"
-        "assert not {'langchain_core', 'torch'} & set(sys.modules)\n"
-        "sys.modules['langchain_core'] = None\n"
-        "try:\n    langchain_kvpacket.ChatKVPacket\n"
-        "except ImportError as error:\n    assert \"pip install 'kvpacket-rag[langchain]'\" in str(error), error\n"
+        f"import sys, {package}\n"
+        f"assert not {{'{framework}', 'torch'}} & set(sys.modules)\n"
+        f"sys.modules['{framework}'] = None\n"
+        f"try:\n    {package}.{name}\n"
+        f"except ImportError as error:\n    assert \"pip install 'kvpacket-rag[{extra}]'\" in str(error), error\n"
         "else:\n    sys.exit('no error')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_of_an_integration_can_be_imported():
-    import langchain_kvpacket
+@pytest.mark.parametrize(("package", "other"), [(FRAMEWORKS[0], FRAMEWORKS[1]), (FRAMEWORKS[1], FRAMEWORKS[0])])
+def test_an_integration_does_not_need_the_other_framework(package, other):
+    code = f"import sys\nsys.modules['{other[1].split('.')[0]}'] = None\nfrom {package[0]} import *"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
-    assert sorted(langchain_kvpacket._HOMES) == sorted(langchain_kvpacket.__all__)
-    for name in langchain_kvpacket.__all__:
-        assert getattr(langchain_kvpacket, name).__doc__
+
+@pytest.mark.parametrize("package", [row[0] for row in FRAMEWORKS])
+def test_every_public_name_of_an_integration_can_be_imported(package):
+    module = importlib.import_module(package)
+    assert sorted(module._HOMES) == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        langchain_kvpacket.nothing  # noqa: B018
+        module.nothing  # noqa: B018

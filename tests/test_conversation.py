@@ -48,6 +48,7 @@ def test_a_prompt_with_chunks_is_the_same_prompt_from_packets(talk: Conversation
     reply = talk.reply(turns)
     assert [chunk.text for chunk in reply.chunks] == [one, two, three]
     assert ids(talk, *turns) == plain(talk, *turns)
+    assert ids(talk, *turns).count(talk.model.text.tokenizer.bos_token_id) == 1
     separators = 2 * len(talk.model.text.separator)  # behind one and two; three is followed by a tag
     assert reply.usage.packet_tokens == sum(len(talk.model.text.plain(t)) for t in (one, two, three)) + separators
     total = reply.usage.packet_tokens + reply.usage.prefix_tokens + reply.usage.computed_tokens

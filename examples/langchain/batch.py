@@ -7,9 +7,9 @@ from typing import Any
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
-from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
 from kvpacket_rag import DocumentStore
+from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
 QUESTIONS = [
     "How long does the battery of the Halo 3 last on one charge?",

@@ -6,14 +6,14 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable
+
+from kvpacket_rag import DocumentStore
 from langchain_kvpacket import (
     ChatKVPacket,
     KVPacketRetriever,
     create_kvpacket_documents_chain,
     create_kvpacket_retrieval_chain,
 )
-
-from kvpacket_rag import DocumentStore
 
 QUESTIONS = ["How long does the battery of the Halo 3 last on one charge?", "How is the battery of the Halo 3 charged?"]
 

@@ -8,9 +8,9 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
-from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
 from kvpacket_rag import DocumentStore
+from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
 QUESTION = "How long does the battery of the Halo 3 last on one charge?"
 

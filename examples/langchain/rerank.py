@@ -9,14 +9,14 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun, Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+
+from kvpacket_rag import DocumentStore
 from langchain_kvpacket import (
     ChatKVPacket,
     KVPacketRetriever,
     create_kvpacket_documents_chain,
     create_kvpacket_retrieval_chain,
 )
-
-from kvpacket_rag import DocumentStore
 
 QUESTION = {"input": "How long does the battery of the Halo 3 last on one charge?"}
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelLike
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, format_document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables.base import RunnableBindingBase
 
 from kvpacket_rag import PromptStyle, splice
 from kvpacket_rag.errors import InputError
@@ -48,6 +49,10 @@ def create_kvpacket_documents_chain(
     small models read best. Raises `InputError` if the prompt has no place for the documents.
     """
     prompt = prompt or default_prompt()
+    as_messages = any(
+        isinstance(part, MessagesPlaceholder) and part.variable_name == document_variable_name
+        for part in getattr(prompt, "messages", ())
+    )
     if document_variable_name not in prompt.input_variables:
         raise InputError(
             f"The prompt needs a variable {document_variable_name!r} for the documents; it has {sorted(prompt.input_variables)}."
@@ -59,7 +64,11 @@ def create_kvpacket_documents_chain(
         mark = uuid.uuid4().hex
         blocks = _blocks(documents[::-1] if best_last else documents, document_prompt, document_separator)
         names = {"question": inputs.get("input"), "input": inputs.get("question")}
-        values = {**{k: v for k, v in names.items() if v is not None}, **inputs, document_variable_name: mark}
+        values = {
+            **{k: v for k, v in names.items() if v is not None},
+            **inputs,
+            document_variable_name: [HumanMessage(mark)] if as_messages else mark,
+        }
         return [_fill(message, mark, blocks) for message in prompt.invoke(values).to_messages()]
 
     named = RunnableLambda(messages).with_config(run_name="format_packets")
@@ -110,7 +119,10 @@ def create_kvpacket_retrieval_chain(
 
     retriever: a retriever is asked with the input; another runnable gets all inputs.
     """
-    found = (RunnableLambda(_asked) | retriever) if isinstance(retriever, BaseRetriever) else retriever
+    inner: Any = retriever
+    while isinstance(inner, RunnableBindingBase):  # bound or configured
+        inner = inner.bound
+    found: Any = (RunnableLambda(_asked) | retriever) if isinstance(inner, BaseRetriever) else retriever
     retrieve = found.with_config(run_name="retrieve_documents")
     return (
         RunnablePassthrough.assign(**{CONTEXT: retrieve})

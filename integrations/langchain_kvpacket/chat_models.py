@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams
-from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.chat_models import BaseChatModel, agenerate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -23,6 +24,7 @@ from kvpacket_rag import (
     GenerationConfig,
     PacketModel,
     Reply,
+    configured,
     steps_in_thread,
 )
 from kvpacket_rag.errors import InputError
@@ -61,6 +63,7 @@ class ChatKVPacket(BaseChatModel):
     """Texts that end the answer; they are cut off."""
 
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _kb: DocumentStore | None = PrivateAttr(default=None)
     _talk: Conversation | None = PrivateAttr(default=None)
 
     @property
@@ -72,71 +75,98 @@ class ChatKVPacket(BaseChatModel):
         """Name of the model, as given or recorded in the store."""
         if self.model is not None:
             return self.model if isinstance(self.model, str) else self.model.name
-        return self.store.settings.model if isinstance(self.store, DocumentStore) else DEFAULT_MODEL
+        return DEFAULT_MODEL if self.store is None else self._opened().settings.model
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What answers depend on besides messages and call arguments; part of the key of LangChain's cache."""
-        model = self.conversation.model
-        identity = {"model": model.name, "weights": model.weights_hash, "adapter": model.adapter.digest}
+        """Settings and names, for tracing; loads nothing."""
+        store = self.store.folder if isinstance(self.store, DocumentStore) else self.store
         settings = {name: getattr(self, name) for name in (*SETTINGS, "method", "max_tokens", "stop")}
-        return {**identity, **settings}
+        return {"model": self.model_name, "store": None if store is None else str(store), **settings}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """Name all that an answer depends on besides its messages: a part of the key of LangChain's cache."""
+        talk = self.conversation
+        identity = {"weights": talk.model.weights_hash, "adapter": talk.model.adapter.digest}
+        if talk.store is not None:
+            identity |= {"store": str(talk.store.folder), **asdict(talk.store.settings)}
+        return f"{super()._get_llm_string(stop=stop, **kwargs)}---{json.dumps(identity, sort_keys=True)}"
+
+    def _opened(self) -> DocumentStore:
+        """The store; its model is not loaded."""
+        with self._lock:
+            if self._kb is None:
+                store = self.store
+                if not isinstance(store, DocumentStore):
+                    store = DocumentStore.open(store or "", model=self.model, create=False)
+                self._kb = store
+            return self._kb
 
     @property
     def conversation(self) -> Conversation:
         """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
+        store = None if self.store is None else self._opened()
         with self._lock:
             if self._talk is None:
-                self._talk = Conversation.open(self.store, self.model)
+                self._talk = Conversation.open(store, self.model)
             return self._talk
 
-    def _start(
-        self, messages: list[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
-    ) -> AnswerStream[Reply]:
-        """Read the prompt; the stream gives the answer."""
-        if settings.pop("tools", None):
+    def _config(self, stop: list[str] | None, settings: dict[str, Any]) -> GenerationConfig:
+        """Settings of one call."""
+        if settings.get("tools"):
             raise InputError("ChatKVPacket calls no tools; leave them out.")
         if settings.get("model", self.model_name) != self.model_name:
             raise InputError(f"This is {self.model_name}; make another ChatKVPacket for {settings['model']!r}.")
-        known = {name: settings.get(name, getattr(self, name)) for name in SETTINGS}
-        unknown = set(settings) - {*SETTINGS, "max_tokens", "method", "model", *IGNORED}
-        if unknown:
-            raise InputError(
-                f"ChatKVPacket takes no {', '.join(sorted(unknown))}; it takes {', '.join(SETTINGS)}, max_tokens, method and stop."
-            )
-        config = GenerationConfig(
-            max_new_tokens=settings.get("max_tokens", self.max_tokens) or 256,
-            stop=(*(self.stop or ()), *(stop or ())),
-            **known,
+        own = {name: getattr(self, name) for name in SETTINGS}
+        defaults = configured(
+            GenerationConfig(max_new_tokens=256),
+            {**own, "max_tokens": self.max_tokens, "stop": self.stop},
+            "ChatKVPacket",
         )
-        method = settings.get("method", self.method)
+        asked = {name: value for name, value in settings.items() if name not in ("method", "model", "tools", *IGNORED)}
+        return configured(defaults, {**asked, "stop": stop}, "ChatKVPacket")
+
+    def _start(
+        self, messages: list[BaseMessage], config: GenerationConfig, settings: dict[str, Any]
+    ) -> AnswerStream[Reply]:
+        """Read the prompt; the stream gives the answer."""
+        method = settings.get("method") or self.method
         return self.conversation.stream(to_turns(messages), method=method, config=config)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any,
     ) -> ChatResult:  # fmt: skip
-        with self._start(messages, stop, dict(kwargs)) as stream:
+        config = self._config(stop, kwargs)
+        with self._start(messages, config, kwargs) as stream:
             text = "".join(stream)
             reply = stream.answer
-        message = AIMessage(text, usage_metadata=_usage(reply), response_metadata=self._metadata(reply, kwargs))
+        message = AIMessage(text, usage_metadata=_usage(reply), response_metadata=self._metadata(reply, config))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any,
     ) -> Generator[ChatGenerationChunk, None, None]:  # fmt: skip
-        with self._start(messages, stop, dict(kwargs)) as stream:
+        config = self._config(stop, kwargs)
+        with self._start(messages, config, kwargs) as stream:
             for text in stream:
                 yield ChatGenerationChunk(message=AIMessageChunk(content=text))
             reply = stream.answer
         last = AIMessageChunk(
             content="",
             usage_metadata=_usage(reply),
-            response_metadata=self._metadata(reply, kwargs),
+            response_metadata=self._metadata(reply, config),
             chunk_position="last",
         )
         yield ChatGenerationChunk(message=last)
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any,
+    ) -> ChatResult:  # fmt: skip
+        # Step by step as well, so that a cancelled call stops.
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None,
@@ -145,13 +175,12 @@ class ChatKVPacket(BaseChatModel):
         async for chunk in steps_in_thread(self._stream(messages, stop, None, **kwargs)):
             yield chunk
 
-    def _metadata(self, reply: Reply, settings: dict[str, Any]) -> dict[str, Any]:
-        most = settings.get("max_tokens", self.max_tokens) or 256
+    def _metadata(self, reply: Reply, config: GenerationConfig) -> dict[str, Any]:
         usage = reply.usage
         return {
             "model_name": self.model_name,
             "model_provider": "kvpacket",
-            "finish_reason": "length" if usage.answer_tokens >= most else "stop",
+            "finish_reason": "length" if usage.answer_tokens >= config.max_new_tokens else "stop",
             "kvpacket": {
                 "hits": [chunk.id for chunk in reply.chunks],
                 "misses": usage.missed,

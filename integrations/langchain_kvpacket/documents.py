@@ -20,7 +20,7 @@ def to_document(hit: Hit, *, named: bool) -> Document:
     metadata: dict[str, Any] = dict(hit.metadata)
     if named:
         if not whole:
-            metadata |= {"title": hit.title, "source": hit.source}
+            metadata = {"title": hit.title, "source": hit.source, **metadata}
         metadata["kvpacket"] = hit.chunk.reference
     return Document(hit.chunk.text, metadata=metadata, id=hit.chunk.document if whole else hit.chunk.id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langchain_core.embeddings import Embeddings
 
-from kvpacket_rag import Embedder, SentenceEmbedder
+from kvpacket_rag import Embedder, SentenceEmbedder, embed_question
 
 __all__ = ["KVPacketEmbeddings", "LangChainEmbedder"]
 
@@ -22,18 +22,21 @@ class KVPacketEmbeddings(Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a question."""
-        return self.embed_documents([text])[0]
+        return [float(number) for number in embed_question(self.embedder, text)]
 
 
 class LangChainEmbedder:
     """LangChain embeddings as the embedder of a store: `DocumentStore.open(folder, embedder=LangChainEmbedder(...))`."""
 
     def __init__(self, embeddings: Embeddings, name: str | None = None) -> None:
-        """name: recorded in the store; another name is refused. Default the class and the model it names, if any."""
+        """name: recorded in the store; another name is refused. Default the class and the model it names, if any.
+
+        Give one where that says too little, as for wrappers.
+        """
         self.embeddings = embeddings
-        model = getattr(embeddings, "model_name", None) or getattr(embeddings, "model", None)
-        kind = type(embeddings).__name__
-        self._name = name or (f"{kind}:{model}" if isinstance(model, str) else kind)
+        names = (getattr(embeddings, attribute, None) for attribute in ("model_name", "model", "model_id", "repo_id"))
+        model = next((value for value in names if isinstance(value, str)), "")
+        self._name = name or ":".join(filter(None, (type(embeddings).__name__, model)))
 
     @property
     def name(self) -> str:
@@ -43,3 +46,7 @@ class LangChainEmbedder:
     def embed(self, texts: list[str]) -> list[list[float]]:
         """One row of numbers for each text."""
         return self.embeddings.embed_documents(texts)
+
+    def embed_query(self, text: str) -> list[float]:
+        """One row of numbers for a question."""
+        return self.embeddings.embed_query(text)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
-from langchain_core.runnables import run_in_executor
-from pydantic import ConfigDict, Field
+from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
+from pydantic import ConfigDict, Field, model_validator
 
 import kvpacket_rag
 from kvpacket_rag import Chunk, DocumentStore, Filter, Hit
+from kvpacket_rag.errors import InputError
 from langchain_kvpacket.documents import to_document
 from langchain_kvpacket.searching import diverse, relevance
 
@@ -24,8 +25,8 @@ class KVPacketRetriever(BaseRetriever):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     store: DocumentStore
-    base_retriever: BaseRetriever | None = None
-    """Retrieves in place of the store. Texts the store lacks are added to it, each as a document of one chunk."""
+    base_retriever: Runnable | None = None  # type: ignore[type-arg]
+    """Retrieves in place of the store: a retriever, bound or configured, or a chain that gives documents. Texts the store lacks are added to it, each as a document of one chunk."""
     k: int = Field(default=4, ge=1)
     """Documents to return; may be given at call time. What `base_retriever` finds is cut only if it is given."""
     filter: Filter | None = None
@@ -38,39 +39,45 @@ class KVPacketRetriever(BaseRetriever):
     lambda_mult: float = 0.5
     """For "mmr": 1 for nearness only, 0 for variety only."""
 
+    @model_validator(mode="after")
+    def _one_search(self) -> Self:
+        own = {"filter", "search_type", "score_threshold", "fetch_k", "lambda_mult"} & self.model_fields_set
+        if self.base_retriever is not None and own:
+            raise InputError(f"{', '.join(sorted(own))}: set on the base retriever, which does the search; not here.")
+        return self
+
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        k: int | None = None,
-        filter: Filter | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None,
+        filter: Filter | None = None, **kwargs: Any,
+    ) -> list[Document]:  # fmt: skip
+        most = self._most(k)
         if self.base_retriever is None:
-            hits = self._search(query, k or self.k, filter or self.filter)
+            hits = self._search(query, self.k if most is None else most, filter if filter is not None else self.filter)
             return [to_document(hit, named=True) for hit in hits]
-        config = {"callbacks": run_manager.get_child()}
-        found = self.base_retriever.invoke(query, config=config, **kwargs)  # type: ignore[arg-type]
-        return self._with_packets(found[: self._most(k)])
+        found = self.base_retriever.invoke(query, run_manager_config(run_manager), **_given(filter, kwargs))
+        return self._with_packets(found[:most])
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None, **kwargs: Any
-    ) -> list[Document]:
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None,
+        filter: Filter | None = None, **kwargs: Any,
+    ) -> list[Document]:  # fmt: skip
         if self.base_retriever is None:
             return await run_in_executor(
-                None, self._get_relevant_documents, query, run_manager=run_manager.get_sync(), k=k, **kwargs
+                None, self._get_relevant_documents, query, run_manager=run_manager.get_sync(), k=k, filter=filter
             )
-        config = {"callbacks": run_manager.get_child()}
-        found = await self.base_retriever.ainvoke(query, config=config, **kwargs)  # type: ignore[arg-type]
-        return await run_in_executor(None, self._with_packets, found[: self._most(k)])
+        most = self._most(k)
+        found = await self.base_retriever.ainvoke(query, run_manager_config(run_manager), **_given(filter, kwargs))
+        return await run_in_executor(None, self._with_packets, found[:most])
 
     def _most(self, k: int | None) -> int | None:
-        return k or (self.k if "k" in self.model_fields_set else None)
+        """How many documents are wanted, if anybody said so."""
+        if k is not None and k < 1:
+            raise InputError(f"k must be at least 1, got {k}.")
+        return k if k is not None else self.k if "k" in self.model_fields_set else None
 
     def _search(self, query: str, k: int, filter: Filter | None) -> list[Hit]:
         if self.search_type == "mmr":
-            vector = kvpacket_rag.unit_vectors(self.store.embedder.embed([query])[0])
+            vector = self.store.embed(query)
             return diverse(self.store, vector, k, fetch_k=self.fetch_k, lambda_mult=self.lambda_mult, filter=filter)
         hits = self.store.search(query, k, filter=filter)
         if self.search_type == "similarity_score_threshold":
@@ -89,6 +96,17 @@ class KVPacketRetriever(BaseRetriever):
             ls_vector_store_provider="kvpacket",
             ls_embedding_provider=self.store.settings.embedder,
         )
+
+
+def run_manager_config(
+    run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+) -> RunnableConfig:
+    """Make what an inner runnable is called with, so that tracing sees it as part of this run."""
+    return RunnableConfig(callbacks=run_manager.get_child())
+
+
+def _given(filter: Filter | None, others: dict[str, Any]) -> dict[str, Any]:
+    return others if filter is None else {**others, "filter": filter}
 
 
 def _named(document: Document, chunk: Chunk | None) -> Document:

@@ -29,5 +29,7 @@ def diverse(
     if not hits:
         return []
     vectors = store.vectors([hit.chunk.id for hit in hits])
-    chosen = maximal_marginal_relevance(np.asarray(vector), list(vectors), lambda_mult=lambda_mult, k=k)
+    hits = [hit for hit in hits if hit.chunk.id in vectors]  # some may have been removed meanwhile
+    rows = [vectors[hit.chunk.id].tolist() for hit in hits]
+    chosen = maximal_marginal_relevance(np.asarray(vector), rows, lambda_mult=lambda_mult, k=k)
     return [hits[number] for number in chosen]

@@ -14,7 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 import kvpacket_rag
-from kvpacket_rag import DocumentStore, Filter, Hit, PacketModel
+from kvpacket_rag import DocumentStore, Embedder, Filter, Hit, PacketModel
 from kvpacket_rag.errors import InputError, NotFoundError
 from langchain_kvpacket.documents import WHOLE, to_document
 from langchain_kvpacket.embeddings import KVPacketEmbeddings, LangChainEmbedder
@@ -50,10 +50,14 @@ class KVPacketVectorStore(VectorStore):
         """
         if (store is None) == (folder is None):
             raise InputError("Give either a store, or a folder to open one in, to keep the texts.")
-        if store is None and folder is not None:
-            embedder = None if embedding is None else LangChainEmbedder(embedding)
-            store = DocumentStore.open(folder, model=model, embedder=embedder)
-        assert store is not None
+        embedder = None if embedding is None else _embedder(embedding)
+        if store is None:
+            store = DocumentStore.open(folder or "", model=model, embedder=embedder)
+        elif embedder is not None and embedder.name != store.embedder.name:
+            raise InputError(
+                f"The store was made with the embedder {store.embedder.name}, {embedder.name} is given. Leave it out, or "
+                "open another store with it: DocumentStore.open(folder, embedder=LangChainEmbedder(...))."
+            )
         made = cls(store)
         made.add_texts(texts, metadatas, ids=ids, **kwargs)
         return made
@@ -76,20 +80,27 @@ class KVPacketVectorStore(VectorStore):
             )
             for name, document in zip(names, documents, strict=True)
         }
+        if others := [hit.chunk.document for hit in self.store.of_documents(list(new)) if hit.source != WHOLE]:
+            raise InputError(
+                f"{others[0]!r} is a document of the store itself, added without LangChain; choose other ids."
+            )
         self.store.add(list(new.values()))
         return names
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
         """Delete documents with their packets, all that were added through LangChain if no ids are given.
 
-        Ids that are not there are ignored.
+        Ids that are not there are ignored. Returns False if some are of the store's own documents or their chunks,
+        which stay.
         """
         if ids is None:
             ids = [document.id for document in self.store.documents() if document.source == WHOLE]
+        own = {hit.chunk.document: hit.source == WHOLE for hit in self.store.of_documents(ids)}
         for name in ids:
-            with contextlib.suppress(NotFoundError):
-                self.store.remove(name)
-        return True
+            if own.get(name):
+                with contextlib.suppress(NotFoundError):  # another process was faster
+                    self.store.remove(name)
+        return all(own.values()) and not self.store.get(ids)
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Documents by id, in the order asked for; those that are not there are left out."""
@@ -121,7 +132,7 @@ class KVPacketVectorStore(VectorStore):
         **_: Any,
     ) -> list[Document]:  # fmt: skip
         """Find k documents near a question and unlike each other, among the `fetch_k` nearest."""
-        embedding = self.embeddings.embed_query(query)
+        embedding = self.store.embed(query).tolist()
         return self.max_marginal_relevance_search_by_vector(embedding, k, fetch_k, lambda_mult, filter=filter)
 
     def max_marginal_relevance_search_by_vector(
@@ -134,6 +145,10 @@ class KVPacketVectorStore(VectorStore):
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return relevance
+
+
+def _embedder(embedding: Embeddings) -> Embedder:
+    return embedding.embedder if isinstance(embedding, KVPacketEmbeddings) else LangChainEmbedder(embedding)
 
 
 def _documents(hits: Iterable[Hit]) -> list[Document]:

@@ -63,17 +63,16 @@ class _Overwritten(CacheLayerMixin):  # type: ignore[misc]
 def _masks(config: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
     """Additive masks [1, 1, n, T] by position, one for each kind of layer the model has (a mapping if several)."""
     config = config.get_text_config()
-    distance = queries[:, None] - keys[None, :]
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     kinds = list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
 
     def mask(kind: str) -> Tensor:
-        seen = distance >= 0
+        seen = queries[:, None] >= keys
         if kind == "sliding_attention" and window:
-            seen &= distance < window
+            seen &= (queries - window)[:, None] < keys
         if kind == "chunked_attention" and chunk:
-            seen &= queries[:, None] // chunk == keys[None, :] // chunk
+            seen &= (queries // chunk)[:, None] == keys // chunk
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[
             None, None
         ]

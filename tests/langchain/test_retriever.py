@@ -11,13 +11,14 @@ import pytest
 from langchain_core.callbacks import CallbackManagerForRetrieverRun, Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import ConfigurableField
-from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 
 from kvpacket_rag import Document as StoredDocument
 from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.errors import InputError
+from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
-from ..conftest import HANDBOOK, handbook
+from ..conftest import HANDBOOK, HashEmbedder, handbook
 
 QUESTION = "How long does the battery of the lamp last?"
 
@@ -106,6 +107,13 @@ async def test_async_equals_sync_and_many_may_ask_at_once(store: DocumentStore):
     assert await retriever.abatch([QUESTION] * 50) == [expected] * 50
 
 
+def test_metadata_of_the_users_own_wins_over_the_stores(open_store: Callable[..., DocumentStore]):
+    store = open_store()
+    store.add([StoredDocument("A text with metadata of its own.", metadata={"source": "https://x", "title": "Mine"})])
+    (document,) = KVPacketRetriever(store=store).invoke("text")
+    assert (document.metadata["source"], document.metadata["title"]) == ("https://x", "Mine")
+
+
 # -- over another retriever -------------------------------------------------------------------------------------
 
 FOREIGN = [
@@ -183,6 +191,67 @@ def test_a_reranker_that_drops_ids_and_metadata_does_no_harm_in_front_or_behind(
     found = front.invoke(QUESTION)
     assert [d.metadata["kvpacket"]["id"] for d in found] == told["hits"]
     assert store.info().chunks == before  # their texts were known
+
+
+async def test_a_filter_goes_to_the_retriever_that_does_the_search_or_is_refused(open_store):
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from langchain_kvpacket import KVPacketEmbeddings
+
+    vectors = InMemoryVectorStore(KVPacketEmbeddings(HashEmbedder()))
+    tenants = [Document(f"Text {n} of tenant {t}.", metadata={"t": t}) for n in range(3) for t in "ab"]
+    vectors.add_documents(tenants)
+    retriever = KVPacketRetriever(base_retriever=vectors.as_retriever(search_kwargs={"k": 6}), store=open_store())
+    only = {"filter": lambda document: document.metadata["t"] == "b"}
+    found = retriever.invoke("text", **only)
+    assert {d.metadata["t"] for d in found} == {"b"}
+    assert await retriever.ainvoke("text", **only) == found
+    for setting in ({"filter": {"t": "b"}}, {"search_type": "mmr"}, {"score_threshold": 0.5}):
+        with pytest.raises(ValueError, match="set on the base retriever"):
+            KVPacketRetriever(base_retriever=vectors.as_retriever(), store=retriever.store, **setting)
+
+
+def test_bound_configured_and_chained_retrievers_are_retrievers_too(open_store: Callable[..., DocumentStore]):
+    base, store = Fixed(documents=FOREIGN), open_store()
+    for inner in (base.with_config(tags=["x"]), base.bind(), base | RunnableLambda(lambda found: found[::-1])):
+        assert len(KVPacketRetriever(base_retriever=inner, store=store).invoke("a")) == 2
+
+
+def test_adopted_texts_are_found_by_their_text_alone_and_encoded_once(open_store: Callable[..., DocumentStore]):
+    store = open_store()
+    store.add(handbook())
+    before = store.info()
+    retriever = KVPacketRetriever(base_retriever=Fixed(documents=FOREIGN), store=store)
+    built: list[int] = []
+    original = type(store.model)._encode_batch
+
+    def counted(self, chunks, *args):
+        built.append(len(chunks))
+        return original(self, chunks, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store.model), "_encode_batch", counted)
+        retriever.batch(["Who?"] * 8)
+    assert sum(built) == 2
+    assert store.info().packets == before.packets + 2
+    assert all(FOREIGN[0].page_content != d.page_content for d in KVPacketRetriever(store=store, k=9).invoke("keeper"))
+    assert len(store.find(FOREIGN[0].page_content)) == 1
+    assert store.verify().clean
+
+
+def test_texts_that_a_tokenizer_reads_alike_are_told_apart(open_store: Callable[..., DocumentStore]):
+    store = open_store()
+    alike = [Document("An unknown letter here: ж."), Document("An unknown letter here: щ.")]
+    found = KVPacketRetriever(base_retriever=Fixed(documents=alike), store=store).invoke("a")
+    assert len({d.metadata["kvpacket"]["id"] for d in found}) == 2
+
+
+def test_k_below_one_is_refused(store: DocumentStore):
+    base = KVPacketRetriever(base_retriever=Fixed(documents=FOREIGN), store=store)
+    for k in (0, -1):
+        for retriever in (KVPacketRetriever(store=store), base):
+            with pytest.raises(InputError, match="at least 1"):
+                retriever.invoke("a", k=k)
 
 
 def test_a_text_removed_from_the_store_comes_back_when_the_other_retriever_finds_it(open_store):

@@ -11,13 +11,6 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.vectorstores import VectorStore
-from langchain_kvpacket import (
-    ChatKVPacket,
-    KVPacketEmbeddings,
-    KVPacketRetriever,
-    KVPacketVectorStore,
-    LangChainEmbedder,
-)
 from langchain_tests.integration_tests import (
     ChatModelIntegrationTests,
     EmbeddingsIntegrationTests,
@@ -28,6 +21,13 @@ from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.embedding import SentenceEmbedder
+from langchain_kvpacket import (
+    ChatKVPacket,
+    KVPacketEmbeddings,
+    KVPacketRetriever,
+    KVPacketVectorStore,
+    LangChainEmbedder,
+)
 
 from ..conftest import HashEmbedder, handbook, tiny_model
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.indexing import InMemoryRecordManager, index
-from langchain_kvpacket import ChatKVPacket, KVPacketVectorStore, LangChainEmbedder
 
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import PacketModel
+from langchain_kvpacket import ChatKVPacket, KVPacketRetriever, KVPacketVectorStore, LangChainEmbedder
 
 from ..conftest import HANDBOOK, handbook
 
@@ -135,6 +135,8 @@ def test_another_embedder_is_refused_by_name(tmp_path: Path, llama: PacketModel)
 def test_a_store_or_a_folder_is_needed(open_store: Callable[..., DocumentStore]):
     with pytest.raises(InputError, match="either a store, or a folder"):
         KVPacketVectorStore.from_texts(COLOURS)
+    with pytest.raises(InputError, match="made with the embedder hash-64"):
+        KVPacketVectorStore.from_texts(COLOURS, DeterministicFakeEmbedding(size=64), store=open_store())
     made = KVPacketVectorStore.from_texts(COLOURS, store=open_store(), ids=[str(n) for n in range(12)])
     assert made.get_by_ids(["3"])[0].page_content == COLOURS[3]
 
@@ -196,6 +198,62 @@ def test_threads_may_add_search_and_delete_at_once(vectors: KVPacketVectorStore)
         thread.join()
     assert not errors
     assert {d.id for d in vectors.store.documents()} == {"a", "b"}
+
+
+def test_documents_that_did_not_come_through_langchain_stay(vectors: KVPacketVectorStore):
+    vectors.store.add(handbook())
+    with pytest.raises(InputError, match="'battery' is a document of the store itself"):
+        vectors.add_texts(["Something else in its place."], ids=["battery"])
+    (found,) = vectors.similarity_search("battery", 1)
+    assert vectors.delete(["colour"]) is False
+    assert vectors.delete([found.id]) is False
+    assert {d.id for d in vectors.store.documents()} == {d.id for d in handbook()}
+
+
+def test_questions_are_embedded_as_questions_everywhere(tmp_path: Path, llama: PacketModel):
+    class Asymmetric(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[1.0, 0.0] if "cat" in text else [0.0, 1.0] for text in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            return self.embed_documents([text])[0][::-1]
+
+    texts = ["A text about a cat.", "A text about a dog."]
+    with DocumentStore.open(tmp_path / "kb", model=llama, embedder=LangChainEmbedder(Asymmetric())) as store:
+        vectors = KVPacketVectorStore(store)
+        vectors.add_texts(texts)
+        for found in (
+            vectors.similarity_search("dog", 1),
+            vectors.max_marginal_relevance_search("dog", 1),
+            KVPacketRetriever(store=store, k=1).invoke("dog"),
+            KVPacketRetriever(store=store, k=1, search_type="mmr").invoke("dog"),
+        ):
+            assert [d.page_content for d in found] == texts[:1]
+        assert [d.page_content for d, _ in vectors.similarity_search_with_score("cat", 1)] == texts[1:]
+
+
+def test_indexing_in_batches_again_encodes_nothing_with_the_scoped_cleanup(vectors: KVPacketVectorStore):
+    manager = InMemoryRecordManager("kvpacket")
+    manager.create_schema()
+    documents = [Document(text, metadata={"source": "one"}) for text in COLOURS]
+    options: dict[str, Any] = {
+        "cleanup": "scoped_full",
+        "source_id_key": "source",
+        "batch_size": 5,
+        "key_encoder": "sha256",
+    }
+    index(documents, manager, vectors, **options)
+    built: list[int] = []
+    original = type(vectors.store.model)._encode_batch
+
+    def counted(self: PacketModel, chunks: list[Any], *args: Any) -> Any:
+        built.append(len(chunks))
+        return original(self, chunks, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(vectors.store.model), "_encode_batch", counted)
+        assert index(documents, manager, vectors, **options)["num_skipped"] == 12
+    assert built == []
 
 
 def test_names_of_langchain_embeddings_are_recorded():

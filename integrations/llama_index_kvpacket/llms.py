@@ -1,0 +1,219 @@
+"""`KVPacketLLM`: a local model that takes the chunks it finds in its prompt from packets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.custom import CustomLLM
+from pydantic import ConfigDict, PrivateAttr
+
+from kvpacket_rag import (
+    AnswerStream,
+    Conversation,
+    DocumentStore,
+    GenerationConfig,
+    PacketModel,
+    Reply,
+    Turn,
+    configured,
+    steps_in_thread,
+)
+from kvpacket_rag.errors import InputError
+from llama_index_kvpacket.events import KVPacketAnswerEvent, KVPacketLoadEvent
+
+__all__ = ["KVPacketLLM", "cost"]
+
+dispatcher = get_dispatcher(__name__)
+
+SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+ROLES = {
+    MessageRole.SYSTEM: "system", MessageRole.DEVELOPER: "system", MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant", MessageRole.CHATBOT: "assistant", MessageRole.MODEL: "assistant",
+}  # fmt: skip
+
+
+class KVPacketLLM(CustomLLM):
+    """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
+
+    Prompts are put into the model's own chat template; a completion is the answer to one user message.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    store: DocumentStore | str | Path | None = None
+    """The store, or the folder it is in; without one everything is computed."""
+    model: PacketModel | str | None = None
+    """Default the store's own."""
+    method: Literal["packet", "full"] = "packet"
+    """"full" computes the chunks as well, for comparison."""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | None = None
+    """Texts that end the answer; they are cut off."""
+
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _talk: Conversation | None = PrivateAttr(default=None)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the component."""
+        return "KVPacketLLM"
+
+    @property
+    def conversation(self) -> Conversation:
+        """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
+        with self._lock:
+            if self._talk is None:
+                self._talk = Conversation.open(self.store, self.model)
+            return self._talk
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex wants to know of a model; loads it."""
+        model = self.conversation.model
+        return LLMMetadata(
+            context_window=model.max_positions, num_output=self.max_tokens, is_chat_model=True, model_name=model.name
+        )
+
+    def converse(self, turns: Sequence[Turn], **settings: Any) -> AnswerStream[Reply]:
+        """Stream the next turn. Raises `InputError` for a setting that is none."""
+        method: Literal["packet", "full"] = settings.pop("method", None) or self.method
+        own = {name: getattr(self, name) for name in SETTINGS}
+        defaults = configured(
+            GenerationConfig(), {**own, "max_tokens": self.max_tokens, "stop": self.stop}, "KVPacketLLM"
+        )
+        config = configured(defaults, settings, "KVPacketLLM")
+        stream = self.conversation.stream(turns, method=method, config=config)
+        reply = stream.answer
+        dispatcher.event(
+            KVPacketLoadEvent(
+                chunks=[chunk.id for chunk in reply.chunks], missed=reply.usage.missed, built=reply.usage.packets_built,
+                seconds=reply.timings.search + reply.timings.load,
+            )
+        )  # fmt: skip
+        return stream
+
+    def pieces(self, stream: AnswerStream[Reply]) -> Generator[str, None, None]:
+        """Pieces of an answer; tells instrumentation when it ends or is stopped."""
+        try:
+            with stream:
+                yield from stream
+        finally:
+            reply = stream.answer
+            dispatcher.event(KVPacketAnswerEvent(text=reply.text, cost=cost(reply)))
+
+    def _chat(self, messages: Sequence[ChatMessage], settings: dict[str, Any]) -> Generator[ChatResponse, None, None]:
+        stream, text = self.converse(_turns(messages), **settings), ""
+
+        def response(delta: str) -> ChatResponse:
+            message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+            told = {"kvpacket": cost(stream.answer)}
+            return ChatResponse(message=message, delta=delta, raw=told, additional_kwargs=told)
+
+        for piece in self.pieces(stream):
+            text += piece
+            yield response(piece)
+        yield response("")
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer messages. Raises `InputError` for tool messages and content other than text."""
+        *_, last = self._chat(messages, kwargs)
+        return last
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """The same, piece by piece."""
+        return self._chat(messages, kwargs)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """The same, without blocking the event loop."""
+        found = [response async for response in steps_in_thread(self._chat(messages, kwargs))]
+        return found[-1]
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        """The same, piece by piece."""
+        return steps_in_thread(self._chat(messages, kwargs))
+
+    def _complete(self, prompt: str, settings: dict[str, Any]) -> Generator[CompletionResponse, None, None]:
+        for step in self._chat([ChatMessage(role=MessageRole.USER, content=prompt)], settings):
+            yield CompletionResponse(
+                text=step.message.content or "",
+                delta=step.delta,
+                raw=step.raw,
+                additional_kwargs=step.additional_kwargs,
+            )
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a prompt, as one user message. formatted: of no effect, the chat template is always the model's own."""
+        *_, last = self._complete(prompt, kwargs)
+        return last
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        """The same, piece by piece."""
+        return self._complete(prompt, kwargs)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """The same, without blocking the event loop."""
+        found = [response async for response in steps_in_thread(self._complete(prompt, kwargs))]
+        return found[-1]
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        """The same, piece by piece."""
+        return steps_in_thread(self._complete(prompt, kwargs))
+
+    async def converse_in_thread(self, turns: Sequence[Turn]) -> AnswerStream[Reply]:
+        """Read a prompt without blocking the event loop."""
+        return await asyncio.to_thread(self.converse, turns)
+
+
+def cost(reply: Reply) -> dict[str, Any]:
+    """What an answer cost, as JSON values."""
+    return {
+        "hits": [chunk.id for chunk in reply.chunks],
+        "method": reply.method,
+        **asdict(reply.usage),
+        "timings": asdict(reply.timings),
+    }
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    turns = []
+    for message in messages:
+        if message.role not in ROLES:
+            raise InputError(f"Messages must be of system, user or assistant; got {message.role.value!r}.")
+        for block in message.blocks:
+            if not isinstance(block, TextBlock):
+                raise InputError(f"Only text can be read; got a block of type {block.block_type!r}.")
+        turns.append(Turn(ROLES[message.role], (message.content or "",)))
+    return turns

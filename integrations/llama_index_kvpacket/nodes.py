@@ -1,0 +1,51 @@
+"""Chunks as LlamaIndex nodes, nodes as documents of a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.schema import BaseNode, MetadataMode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+
+import kvpacket_rag
+from kvpacket_rag import Hit
+
+__all__ = ["NODES", "content", "to_document", "to_node", "with_score"]
+
+NODES = "llama_index_kvpacket"
+"""Source of documents that LlamaIndex gave: each is one node, and one chunk."""
+
+
+def content(node: BaseNode) -> str:
+    """What the model reads of a node."""
+    return node.get_content(metadata_mode=MetadataMode.LLM)
+
+
+def to_document(node: BaseNode) -> kvpacket_rag.Document:
+    """Give a node as a document of one chunk, found by the node's own embedding if it has one."""
+    vector = None if node.embedding is None else tuple(float(number) for number in node.embedding)
+    return kvpacket_rag.Document(
+        content(node), id=node.node_id, source=NODES, metadata=node_to_metadata_dict(node), whole=True, vector=vector
+    )
+
+
+def to_node(hit: Hit) -> BaseNode:
+    """Give a chunk as a node: the one it was made from, or one whose text the model reads without its metadata."""
+    if hit.source == NODES:
+        return metadata_dict_to_node(dict(hit.metadata))
+    metadata: dict[str, Any] = {
+        **hit.metadata, "title": hit.title, "source": hit.source, "kvpacket": hit.chunk.reference
+    }  # fmt: skip
+    return TextNode(
+        id_=hit.chunk.id,
+        text=hit.chunk.text,
+        metadata=metadata,
+        excluded_llm_metadata_keys=list(metadata),
+        excluded_embed_metadata_keys=list(metadata),
+        relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=hit.chunk.document)},
+    )
+
+
+def with_score(hit: Hit) -> NodeWithScore:
+    """The node with the cosine of question and chunk, higher is nearer."""
+    return NodeWithScore(node=to_node(hit), score=hit.score)

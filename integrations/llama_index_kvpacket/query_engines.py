@@ -1,0 +1,80 @@
+"""`KVPacketQueryEngine`: retriever, postprocessors, and an answer from packets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import Document
+
+import kvpacket_rag
+from kvpacket_rag import DocumentStore
+from kvpacket_rag.errors import InputError
+from llama_index_kvpacket.llms import KVPacketLLM
+from llama_index_kvpacket.retrievers import KVPacketRetriever
+from llama_index_kvpacket.synthesizers import KVPacketSynthesizer
+
+__all__ = ["KVPacketQueryEngine"]
+
+
+class KVPacketQueryEngine(RetrieverQueryEngine):
+    """A `RetrieverQueryEngine` that answers from packets; the global Settings are never read."""
+
+    @classmethod
+    def from_retriever(
+        cls, retriever: BaseRetriever, *, llm: KVPacketLLM | None = None, store: DocumentStore | None = None,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (), streaming: bool = False,
+        callback_manager: CallbackManager | None = None, **options: Any,
+    ) -> KVPacketQueryEngine:  # fmt: skip
+        """Make an engine over any retriever.
+
+        Give the model, or the store whose model and packets are to be used. Texts that another retriever finds and the
+        store lacks get a packet when they are first found. options: see `KVPacketSynthesizer`.
+        """
+        llm = _model(llm, store, retriever)
+        known = llm.conversation.store
+        if known is not None and not isinstance(retriever, KVPacketRetriever):
+            retriever = KVPacketRetriever(known, base_retriever=retriever)
+        synthesizer = KVPacketSynthesizer(llm, streaming=streaming, callback_manager=callback_manager, **options)
+        return cls(retriever, synthesizer, list(node_postprocessors), callback_manager)
+
+    @classmethod
+    def from_index(
+        cls, index: BaseIndex[Any], *, llm: KVPacketLLM | None = None, store: DocumentStore | None = None,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (), streaming: bool = False,
+        callback_manager: CallbackManager | None = None, text_qa_template: Any = None, best_last: bool = False,
+        **retriever_options: Any,
+    ) -> KVPacketQueryEngine:  # fmt: skip
+        """Make an engine over an index. retriever_options: for `index.as_retriever`, such as `similarity_top_k`."""
+        return cls.from_retriever(
+            index.as_retriever(**retriever_options), llm=llm, store=store, node_postprocessors=node_postprocessors,
+            streaming=streaming, callback_manager=callback_manager, text_qa_template=text_qa_template, best_last=best_last,
+        )  # fmt: skip
+
+    @classmethod
+    def from_documents(
+        cls, documents: Sequence[Document], *, store: DocumentStore, similarity_top_k: int = 4, **options: Any
+    ) -> KVPacketQueryEngine:
+        """Make an engine over documents, which the store splits, embeds and keeps; unchanged ones cost nothing."""
+        store.add(
+            [
+                kvpacket_rag.Document(document.text, id=document.doc_id, metadata=document.metadata)
+                for document in documents
+            ]
+        )
+        return cls.from_retriever(KVPacketRetriever(store, similarity_top_k=similarity_top_k), store=store, **options)
+
+
+def _model(llm: KVPacketLLM | None, store: DocumentStore | None, retriever: BaseRetriever) -> KVPacketLLM:
+    if llm is not None and store is not None:
+        raise InputError("Give either the model or the store; the model has a store of its own.")
+    if llm is None and store is None and isinstance(retriever, KVPacketRetriever):
+        store = retriever.store
+    if llm is None and store is None:
+        raise InputError("Give llm=KVPacketLLM(store=...) or store=..., so that there are packets to answer from.")
+    return llm or KVPacketLLM(store=store)

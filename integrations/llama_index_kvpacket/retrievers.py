@@ -1,0 +1,57 @@
+"""`KVPacketRetriever`: chunks of a store, or of any other retriever with a packet for each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.vector_stores.types import MetadataFilters
+
+import kvpacket_rag
+from kvpacket_rag import DocumentStore, Filter
+from llama_index_kvpacket.filters import passes
+from llama_index_kvpacket.nodes import content, with_score
+
+__all__ = ["KVPacketRetriever"]
+
+
+class KVPacketRetriever(BaseRetriever):
+    """Retrieves from a store, or lets another retriever do so and sees to it that what it finds has packets."""
+
+    def __init__(
+        self, store: DocumentStore, *, similarity_top_k: int = 4, filters: MetadataFilters | None = None,
+        base_retriever: BaseRetriever | None = None, callback_manager: CallbackManager | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """base_retriever: retrieves in place of the store; texts the store lacks are added to it, each as one chunk.
+
+        filters: for the store's own search; applied before the nearest are taken.
+        """
+        self.store, self.similarity_top_k, self.base_retriever = store, similarity_top_k, base_retriever
+        self.filters = filters
+        super().__init__(callback_manager=callback_manager or CallbackManager(), **kwargs)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        if self.base_retriever is not None:
+            return self._with_packets(self.base_retriever.retrieve(query_bundle))
+        filters = self.filters
+        filter: Filter | None = None if filters is None else lambda metadata: passes(filters, metadata)
+        if query_bundle.embedding is not None:
+            vector = kvpacket_rag.unit_vectors(query_bundle.embedding)
+            hits = self.store.nearest(vector, self.similarity_top_k, filter=filter)
+        else:
+            hits = self.store.search(query_bundle.query_str, self.similarity_top_k, filter=filter)
+        return [with_score(hit) for hit in hits]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        if self.base_retriever is None:
+            return await asyncio.to_thread(self._retrieve, query_bundle)
+        found = await self.base_retriever.aretrieve(query_bundle)
+        return await asyncio.to_thread(self._with_packets, found)
+
+    def _with_packets(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        """The nodes as they are: the store knows their texts from now on."""
+        kvpacket_rag.adopt(self.store, {content(found.node) for found in nodes})
+        return nodes

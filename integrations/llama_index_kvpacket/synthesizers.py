@@ -1,0 +1,171 @@
+"""`KVPacketSynthesizer`: an answer from nodes, each from its packet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import Any
+
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
+from llama_index.core.indices.prompt_helper import ChatPromptHelper, PromptHelper
+from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.response_synthesizers.base import BaseSynthesizer, QueryTextType
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from kvpacket_rag import AnswerStream, Passage, PromptStyle, Reply, Turn, splice, steps_in_thread
+from llama_index_kvpacket.llms import KVPacketLLM, cost
+from llama_index_kvpacket.nodes import content
+
+__all__ = ["KVPacketSynthesizer"]
+
+dispatcher = get_dispatcher(__name__)
+
+SEPARATOR = "\n\n"
+
+
+class KVPacketSynthesizer(BaseSynthesizer):
+    """Puts all nodes into one prompt, in their order, each from the packet of what the model reads of it.
+
+    A node whose text the store does not have, since a postprocessor rewrote it, is computed and counted.
+    `response.metadata["kvpacket"]` says what the answer cost; of a stream once it has ended.
+    """
+
+    def __init__(
+        self, llm: KVPacketLLM, *, streaming: bool = False, text_qa_template: BasePromptTemplate | None = None,
+        best_last: bool = False, empty_response: str | None = None, callback_manager: CallbackManager | None = None,
+    ) -> None:  # fmt: skip
+        """text_qa_template: with `context_str` and `query_str`; default the words that answers of the store use.
+
+        best_last: place nodes in reverse, the best next to the question, where small models read best.
+        """
+        window, room = llm.metadata.context_window, llm.metadata.num_output
+
+        def count(text: str) -> list[int]:
+            return list(llm.conversation.model.text.plain(text))
+
+        # Everything is given, so that nothing is looked up in the global Settings.
+        super().__init__(
+            llm=llm, callback_manager=callback_manager or CallbackManager(), streaming=streaming,
+            prompt_helper=PromptHelper(window, room, tokenizer=count),
+            chat_prompt_helper=ChatPromptHelper(window, room, tokenizer=count),
+            empty_response=empty_response,
+        )  # fmt: skip
+        self._model, self._template, self._best_last = llm, text_qa_template, best_last
+
+    def _get_prompts(self) -> PromptDictType:
+        return {"text_qa_template": self._template} if self._template is not None else {}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        self._template = prompts.get("text_qa_template", self._template)
+
+    def _turns(self, query: str, texts: Sequence[str]) -> list[Turn]:
+        placed = texts[::-1] if self._best_last else texts
+        passages: list[str | Passage] = []
+        for text in placed:
+            passages += [SEPARATOR, Passage(text)] if passages else [Passage(text)]
+        if self._template is None:
+            style = PromptStyle()
+            return [
+                Turn("system", (style.system,)),
+                Turn("user", (*passages, SEPARATOR, style.closing + query)),
+            ]
+        # Nobody can write this mark: it is drawn for this prompt, and nodes are put in after the prompt is made.
+        mark = uuid.uuid4().hex
+        prompt = self._template.format(llm=None, context_str=mark, query_str=query)
+        return [Turn("user", tuple(splice(prompt, mark, passages)))]
+
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **_: Any) -> str | Generator[str, None, None]:
+        """Answer from texts."""
+        pieces = self._model.pieces(self._model.converse(self._turns(query_str, text_chunks)))
+        return pieces if self._streaming else "".join(pieces).strip()
+
+    async def aget_response(
+        self, query_str: str, text_chunks: Sequence[str], **_: Any
+    ) -> str | AsyncGenerator[str, None]:
+        """The same, without blocking the event loop."""
+        stream = await self._model.converse_in_thread(self._turns(query_str, text_chunks))
+        pieces = steps_in_thread(self._model.pieces(stream))
+        return pieces if self._streaming else "".join([piece async for piece in pieces]).strip()
+
+    # -- with sources ---------------------------------------------------------------------------------------
+
+    @dispatcher.span
+    def synthesize(
+        self, query: QueryTextType, nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None, **_: Any,
+    ) -> RESPONSE_TYPE:  # fmt: skip
+        """Answer from nodes."""
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        if not nodes:
+            response: RESPONSE_TYPE = (
+                StreamingResponse(self._empty_response_generator())
+                if self._streaming
+                else Response(self._empty_response)
+            )
+        else:
+            asked = _text(query)
+            with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: asked}) as event:
+                stream = self._model.converse(self._turns(asked, [content(found.node) for found in nodes]))
+                told, sources = self._told(nodes), [*nodes, *(additional_source_nodes or ())]
+                pieces = self._noting(stream, told)
+                response = (
+                    StreamingResponse(pieces, source_nodes=sources, metadata=told)
+                    if self._streaming
+                    else Response("".join(pieces).strip(), source_nodes=sources, metadata=told)
+                )
+                event.on_end(payload={EventPayload.RESPONSE: response})
+        dispatcher.event(SynthesizeEndEvent(query=query, response=response))
+        return response
+
+    @dispatcher.span
+    async def asynthesize(
+        self, query: QueryTextType, nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None, **_: Any,
+    ) -> RESPONSE_TYPE:  # fmt: skip
+        """The same, without blocking the event loop."""
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        if not nodes:
+            response: RESPONSE_TYPE = (
+                AsyncStreamingResponse(self._empty_response_agenerator())
+                if self._streaming
+                else Response(self._empty_response)
+            )
+        else:
+            asked = _text(query)
+            with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: asked}) as event:
+                turns = self._turns(asked, [content(found.node) for found in nodes])
+                stream = await self._model.converse_in_thread(turns)
+                told, sources = self._told(nodes), [*nodes, *(additional_source_nodes or ())]
+                pieces = steps_in_thread(self._noting(stream, told))
+                response = (
+                    AsyncStreamingResponse(pieces, source_nodes=sources, metadata=told)
+                    if self._streaming
+                    else Response("".join([p async for p in pieces]).strip(), source_nodes=sources, metadata=told)
+                )
+                event.on_end(payload={EventPayload.RESPONSE: response})
+        dispatcher.event(SynthesizeEndEvent(query=query, response=response))
+        return response
+
+    def _told(self, nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
+        """What is known of an answer before it is made: its nodes' metadata, as other synthesizers give it."""
+        return {found.node.node_id: found.node.metadata for found in nodes}
+
+    def _noting(self, stream: AnswerStream[Reply], told: dict[str, Any]) -> Generator[str, None, None]:
+        """Pieces of an answer; what it cost is added to `told` when it ends or is stopped."""
+        try:
+            yield from self._model.pieces(stream)
+        finally:
+            told["kvpacket"] = cost(stream.answer)
+
+
+def _text(query: QueryTextType) -> str:
+    return query.query_str if isinstance(query, QueryBundle) else query

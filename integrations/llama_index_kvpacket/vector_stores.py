@@ -1,0 +1,216 @@
+"""`KVPacketVectorStore`: a LlamaIndex vector store on a document store, so that all its nodes have packets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from pydantic import PrivateAttr
+
+import kvpacket_rag
+from kvpacket_rag import DocumentStore, Hit, PacketModel
+from kvpacket_rag.errors import DamagedError, InputError, NotFoundError
+from llama_index_kvpacket.filters import passes
+from llama_index_kvpacket.nodes import NODES, to_document, to_node
+
+__all__ = ["KVPacketVectorStore"]
+
+PERSISTED = "default__vector_store.json"
+"""Name LlamaIndex gives the file in a folder it persists to."""
+MMR_FETCHED = 4
+"""Nodes looked at for each one that "mmr" is to return."""
+
+
+class KVPacketVectorStore(BasePydanticVectorStore):
+    """Every node is one chunk, found by its own embedding; its packet is made of what the model reads of it.
+
+    Chunks of documents that were added to the store itself are found as well, if it was made with the same
+    embedding model (`LlamaIndexEmbedder`).
+    """
+
+    stores_text: bool = True
+    _store: DocumentStore = PrivateAttr()
+
+    def __init__(self, store: DocumentStore, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._store = store
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the component."""
+        return "KVPacketVectorStore"
+
+    @property
+    def client(self) -> DocumentStore:
+        """The document store."""
+        return self._store
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        """Add nodes, or replace those of the same id, and build their packets; returns their ids.
+
+        Raises `MismatchError` if their embeddings are of another length than the stored ones.
+        """
+        self._store.add(list({node.node_id: to_document(node) for node in nodes}.values()))
+        return [node.node_id for node in nodes]
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """The same, in a thread."""
+        return await asyncio.to_thread(self.add, nodes, **kwargs)
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        """Delete the nodes of a document; it need not be there."""
+        self._remove(lambda metadata: metadata.get("ref_doc_id") == ref_doc_id)
+
+    async def adelete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        """The same, in a thread."""
+        await asyncio.to_thread(self.delete, ref_doc_id, **kwargs)
+
+    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
+        """Delete nodes by id and filters, both if both are given. Raises `InputError` without either."""
+        if node_ids is None and filters is None:
+            raise InputError("Give node ids or filters; clear() deletes everything.")
+        self._remove(lambda metadata: filters is None or passes(filters, metadata), node_ids)
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **kwargs: Any
+    ) -> None:
+        """The same, in a thread."""
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **kwargs)
+
+    def clear(self) -> None:
+        """Delete all nodes that LlamaIndex added."""
+        self._remove(lambda _: True)
+
+    async def aclear(self) -> None:
+        """The same, in a thread."""
+        await asyncio.to_thread(self.clear)
+
+    def _remove(self, chosen: Callable[[Mapping[str, Any]], bool], node_ids: Sequence[str] | None = None) -> None:
+        ids = None if node_ids is None else set(node_ids)
+        for document in self._store.documents():
+            if document.source == NODES and (ids is None or document.id in ids) and chosen(document.metadata):
+                with contextlib.suppress(NotFoundError):  # another process was faster
+                    self._store.remove(document.id)
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """Nodes by id and filters, all without either; those that are not there are left out."""
+        ids = [document.id for document in self._store.documents()] if node_ids is None else node_ids
+        hits = [hit for hit in self._store.of_documents(ids) if hit.source == NODES]
+        return [to_node(hit) for hit in hits if filters is None or passes(filters, hit.metadata)]
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """The same, in a thread."""
+        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+
+    # -- search ---------------------------------------------------------------------------------------------
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Find the nodes nearest an embedding among those that pass the filters, with their cosines.
+
+        Modes: default and mmr. Raises `InputError` for another mode, or without an embedding.
+        """
+        if query.query_embedding is None:
+            raise InputError("The query has no embedding; give the index an embedding model.")
+        if query.similarity_top_k < 1:
+            raise InputError(f"similarity_top_k must be at least 1, got {query.similarity_top_k}.")
+        vector = kvpacket_rag.unit_vectors(query.query_embedding)
+        among = self._among(query)
+        if query.mode is VectorStoreQueryMode.DEFAULT:
+            return _result(self._store.nearest(vector, query.similarity_top_k, filter=among))
+        if query.mode is VectorStoreQueryMode.MMR:
+            hits = self._store.nearest(vector, MMR_FETCHED * query.similarity_top_k, filter=among)
+            vectors = self._store.vectors([hit.chunk.id for hit in hits])
+            hits = [hit for hit in hits if hit.chunk.id in vectors]  # some may have been removed meanwhile
+            threshold = kwargs.get("mmr_threshold", query.mmr_threshold)
+            _, chosen = get_top_k_mmr_embeddings(
+                vector.tolist(), [vectors[hit.chunk.id].tolist() for hit in hits], similarity_top_k=query.similarity_top_k,
+                embedding_ids=list(range(len(hits))), mmr_threshold=threshold,
+            )  # fmt: skip
+            return _result([hits[number] for number in chosen])
+        raise InputError(f"The modes are default and mmr; got {query.mode.value!r}.")
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The same, in a thread."""
+        return await asyncio.to_thread(self.query, query, **kwargs)
+
+    def _among(self, query: VectorStoreQuery) -> Callable[[Mapping[str, Any]], bool] | None:
+        """Which nodes a query is about, as a function of their metadata."""
+        # LlamaIndex gives empty lists where it means no restriction.
+        filters, documents, ids = query.filters, query.doc_ids or None, set(query.node_ids or ()) or None
+        if filters is None and documents is None and ids is None:
+            return None
+
+        def chosen(metadata: Mapping[str, Any]) -> bool:
+            if documents is not None and metadata.get("ref_doc_id") not in documents:
+                return False
+            if ids is not None and _node_id(metadata) not in ids:
+                return False
+            return filters is None or passes(filters, metadata)
+
+        return chosen
+
+    # -- folders --------------------------------------------------------------------------------------------
+
+    def persist(self, persist_path: str, fs: fsspec.AbstractFileSystem | None = None) -> None:
+        """Write down where the store is, relative to the file; the store itself is always on disk."""
+        if fs is not None:
+            raise InputError("The store is a local folder; persist to a local path, without fs.")
+        file = Path(persist_path).absolute()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = Path(os.path.relpath(self._store.folder, file.parent)).as_posix()
+        except ValueError:  # another drive
+            folder = str(self._store.folder)
+        file.write_text(json.dumps({"kvpacket_store": folder}), encoding="utf-8")
+
+    @classmethod
+    def from_persist_path(
+        cls, persist_path: str, *, model: PacketModel | str | None = None, embedder: Any = None
+    ) -> KVPacketVectorStore:
+        """Open the store that a file of `persist` names, with the embedder it was made with.
+
+        Raises `NotFoundError` if file or store are gone, `DamagedError` if the file is of something else.
+        """
+        file = Path(persist_path).absolute()
+        if not file.exists():
+            raise NotFoundError(f"There is no {file}. Persist the storage context first.")
+        try:
+            folder = json.loads(file.read_text(encoding="utf-8"))["kvpacket_store"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"{file} is not of a packet vector store; it was written by another one.") from error
+        path = Path(os.path.normpath(file.parent / folder))
+        return cls(DocumentStore.open(path, model=model, embedder=embedder, create=False))
+
+    @classmethod
+    def from_persist_dir(cls, persist_dir: str, **options: Any) -> KVPacketVectorStore:
+        """The same, for the folder a storage context was persisted to."""
+        return cls.from_persist_path(str(Path(persist_dir) / PERSISTED), **options)
+
+
+def _node_id(metadata: Mapping[str, Any]) -> str | None:
+    stored = metadata.get("_node_content")
+    return json.loads(stored).get("id_") if isinstance(stored, str) else None
+
+
+def _result(hits: Sequence[Hit]) -> VectorStoreQueryResult:
+    nodes = [to_node(hit) for hit in hits]
+    return VectorStoreQueryResult(
+        nodes=nodes, similarities=[hit.score for hit in hits], ids=[node.node_id for node in nodes]
+    )
