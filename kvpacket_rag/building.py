@@ -159,10 +159,11 @@ class Builder:
             self._store.discard([blob.file for blob in window.blobs.values()])
 
     def _embed(self, chunks: Sequence[Chunk]) -> dict[str, Vectors]:
-        """Unit vectors of chunks, by content."""
+        """Unit vectors of chunks, by content. Raises `MismatchError` if their length is not that of the stored ones."""
         if not chunks:
             return {}
         rows = unit_vectors(self._configuration.embedder.embed([chunk.text for chunk in chunks]))
+        self._configuration.check_vector(rows[0])
         return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
 
     def _given_vector(self, document: Document) -> Vectors | None:

@@ -203,7 +203,7 @@ class Configuration:
             model=self.model.source,
             compute=recipe.fingerprint.compute,
             embedder=self.embedder.name,
-            dimension=len(self.embed("dimension")),
+            dimension=self.settings.dimension or len(self.embed("dimension")),
             storage=recipe.fingerprint.storage,
             anchor=recipe.anchor.value,
             first_anchor=self.recipe(0).anchor.value,

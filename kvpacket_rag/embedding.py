@@ -83,6 +83,14 @@ class SentenceEmbedder:
                 dtype=np.float32,
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Name and device: a copy in another process loads the model itself."""
+        return {"name": self._name, "device": self._device}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy that has not loaded its model yet."""
+        SentenceEmbedder.__init__(self, state["name"], device=state["device"])
+
     def _load(self) -> Any:
         from sentence_transformers import SentenceTransformer
 

@@ -120,7 +120,8 @@ class TextFinder:
         self._beginnings: list[_Beginnings] = []
 
     def add(self, ids: Sequence[int], texts: Sequence[str]) -> None:
-        """Add texts; those shorter than `SHORTEST` are never found."""
+        """Add texts, or replace those of the same id; those shorter than `SHORTEST` are never found."""
+        self.remove(ids)
         long = [(id_, text) for id_, text in zip(ids, texts, strict=True) if len(text) >= SHORTEST]
         if not long:
             return

@@ -106,11 +106,12 @@ class _Follower(Generic[D]):
             rows = connection.execute(query.limit(READ_ROWS)).fetchall()
             if not rows:
                 return
-            self._seen.update(row[0] for row in rows)
-            last = rows[-1][0]
             filled = [row for row in rows if row[1]]
             if filled:
                 derived.add([row[0] for row in filled], self._decode([row[1] for row in filled]))
+            # Only now: what an interruption kept from being added is added the next time.
+            self._seen.update(row[0] for row in rows)
+            last = rows[-1][0]
 
 
 def _vectors(blobs: list[bytes]) -> Vectors:

@@ -483,3 +483,23 @@ def test_packets_for_the_first_place_can_be_built_beforehand(open_store):
     chunks = [hit.chunk for hit in store.search("lamp", k=3)]
     assert [store.packets(order).built for order in (chunks, chunks[::-1])] == [0, 0]
     assert store.verify().clean
+
+
+def test_an_interrupted_refresh_of_the_index_is_made_up_for_at_the_next_search(store, monkeypatch):
+    from kvpacket_rag.index import VectorIndex
+
+    expected = len(store.search("lamp", 9))
+    store.add([Document("One more text about a lamp.")])
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorIndex, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.search("lamp", 9)
+    assert len(store.search("lamp", 9)) == expected + 1
+
+
+def test_an_embedder_can_be_sent_to_another_process():
+    import copy
+
+    from kvpacket_rag.embedding import SentenceEmbedder
+
+    assert copy.deepcopy(SentenceEmbedder("some-name")).name == "some-name"

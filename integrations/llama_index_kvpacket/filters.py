@@ -63,6 +63,8 @@ def passes(filters: MetadataFilters, metadata: Metadata) -> bool:
         passes(item, metadata) if isinstance(item, MetadataFilters) else _one(item, metadata)
         for item in filters.filters
     )
+    if not filters.filters:
+        return True
     if filters.condition is FilterCondition.OR:
         return any(found)
     if filters.condition is FilterCondition.NOT:

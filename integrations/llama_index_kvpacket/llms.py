@@ -40,7 +40,7 @@ from kvpacket_rag import (
 from kvpacket_rag.errors import InputError
 from llama_index_kvpacket.events import KVPacketAnswerEvent, KVPacketLoadEvent
 
-__all__ = ["KVPacketLLM", "cost"]
+__all__ = ["KVPacketLLM", "cost", "to_turns"]
 
 dispatcher = get_dispatcher(__name__)
 
@@ -99,6 +99,21 @@ class KVPacketLLM(CustomLLM):
             context_window=model.max_positions, num_output=self.max_tokens, is_chat_model=True, model_name=model.name
         )
 
+    def to_payload(self) -> dict[str, Any]:
+        """What LlamaIndex's callbacks tell of a model; asked for in the event loop, so nothing is loaded for it."""
+        settings = {name: getattr(self, name) for name in (*SETTINGS, "max_tokens", "method")}
+        return {"class_name": self.class_name(), **settings}
+
+    async def apredict(self, *args: Any, **kwargs: Any) -> str:
+        """The same as of any model; the model is loaded outside the event loop."""
+        await asyncio.to_thread(lambda: self.conversation)
+        return await super().apredict(*args, **kwargs)
+
+    async def astream(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as of any model; the model is loaded outside the event loop."""
+        await asyncio.to_thread(lambda: self.conversation)
+        return await super().astream(*args, **kwargs)
+
     def converse(self, turns: Sequence[Turn], **settings: Any) -> AnswerStream[Reply]:
         """Stream the next turn. Raises `InputError` for a setting that is none."""
         method: Literal["packet", "full"] = settings.pop("method", None) or self.method
@@ -127,7 +142,7 @@ class KVPacketLLM(CustomLLM):
             dispatcher.event(KVPacketAnswerEvent(text=reply.text, cost=cost(reply)))
 
     def _chat(self, messages: Sequence[ChatMessage], settings: dict[str, Any]) -> Generator[ChatResponse, None, None]:
-        stream, text = self.converse(_turns(messages), **settings), ""
+        stream, text = self.converse(to_turns(messages), **settings), ""
 
         def response(delta: str) -> ChatResponse:
             message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
@@ -207,7 +222,8 @@ def cost(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Give messages as turns. Raises `InputError` for roles of tools, and for content other than text."""
     turns = []
     for message in messages:
         if message.role not in ROLES:

@@ -17,8 +17,8 @@ NODES = "llama_index_kvpacket"
 
 
 def content(node: BaseNode) -> str:
-    """What the model reads of a node."""
-    return node.get_content(metadata_mode=MetadataMode.LLM)
+    """What the model reads of a node; stripped, as LlamaIndex's own synthesizers and chat engines do."""
+    return node.get_content(metadata_mode=MetadataMode.LLM).strip()
 
 
 def to_document(node: BaseNode) -> kvpacket_rag.Document:
@@ -33,9 +33,8 @@ def to_node(hit: Hit) -> BaseNode:
     """Give a chunk as a node: the one it was made from, or one whose text the model reads without its metadata."""
     if hit.source == NODES:
         return metadata_dict_to_node(dict(hit.metadata))
-    metadata: dict[str, Any] = {
-        **hit.metadata, "title": hit.title, "source": hit.source, "kvpacket": hit.chunk.reference
-    }  # fmt: skip
+    named = {name: value for name, value in (("title", hit.title), ("source", hit.source)) if value}
+    metadata: dict[str, Any] = {**named, **hit.metadata, "kvpacket": hit.chunk.reference}
     return TextNode(
         id_=hit.chunk.id,
         text=hit.chunk.text,

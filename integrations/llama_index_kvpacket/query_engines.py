@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,10 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
         """
         llm = _model(llm, store, retriever)
         known = llm.conversation.store
+        if isinstance(retriever, KVPacketRetriever) and known is not None and retriever.store.folder != known.folder:
+            raise InputError(
+                f"The retriever is over {retriever.store.folder}, the model over {known.folder}; give one store."
+            )
         if known is not None and not isinstance(retriever, KVPacketRetriever):
             retriever = KVPacketRetriever(known, base_retriever=retriever)
         synthesizer = KVPacketSynthesizer(llm, streaming=streaming, callback_manager=callback_manager, **options)
@@ -48,26 +53,40 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
         cls, index: BaseIndex[Any], *, llm: KVPacketLLM | None = None, store: DocumentStore | None = None,
         node_postprocessors: Sequence[BaseNodePostprocessor] = (), streaming: bool = False,
         callback_manager: CallbackManager | None = None, text_qa_template: Any = None, best_last: bool = False,
-        **retriever_options: Any,
+        empty_response: str | None = None, **retriever_options: Any,
     ) -> KVPacketQueryEngine:  # fmt: skip
         """Make an engine over an index. retriever_options: for `index.as_retriever`, such as `similarity_top_k`."""
         return cls.from_retriever(
             index.as_retriever(**retriever_options), llm=llm, store=store, node_postprocessors=node_postprocessors,
-            streaming=streaming, callback_manager=callback_manager, text_qa_template=text_qa_template, best_last=best_last,
+            streaming=streaming, callback_manager=callback_manager, text_qa_template=text_qa_template, best_last=best_last, empty_response=empty_response,
         )  # fmt: skip
 
     @classmethod
     def from_documents(
         cls, documents: Sequence[Document], *, store: DocumentStore, similarity_top_k: int = 4, **options: Any
     ) -> KVPacketQueryEngine:
-        """Make an engine over documents, which the store splits, embeds and keeps; unchanged ones cost nothing."""
-        store.add(
-            [
-                kvpacket_rag.Document(document.text, id=document.doc_id, metadata=document.metadata)
-                for document in documents
-            ]
-        )
+        """Make an engine over documents, which the store splits, embeds and keeps; unchanged ones cost nothing.
+
+        The model reads their text, not their metadata, which is kept for filters. Ids that LlamaIndex drew at random are
+        replaced by hashes of text and metadata; documents without a visible character are left out.
+        """
+        new = [
+            kvpacket_rag.Document(
+                document.text, id="" if _drawn(document.doc_id) else document.doc_id, metadata=document.metadata
+            )
+            for document in documents
+            if document.text.strip()
+        ]
+        store.add(list({document.id: document for document in new}.values()))
         return cls.from_retriever(KVPacketRetriever(store, similarity_top_k=similarity_top_k), store=store, **options)
+
+
+def _drawn(name: str) -> bool:
+    """Whether an id is one that LlamaIndex draws for a document that was given none."""
+    try:
+        return uuid.UUID(name).version == 4
+    except ValueError:
+        return False
 
 
 def _model(llm: KVPacketLLM | None, store: DocumentStore | None, retriever: BaseRetriever) -> KVPacketLLM:

@@ -12,6 +12,7 @@ from llama_index.core.vector_stores.types import MetadataFilters
 
 import kvpacket_rag
 from kvpacket_rag import DocumentStore, Filter
+from kvpacket_rag.errors import InputError
 from llama_index_kvpacket.filters import passes
 from llama_index_kvpacket.nodes import content, with_score
 
@@ -22,14 +23,18 @@ class KVPacketRetriever(BaseRetriever):
     """Retrieves from a store, or lets another retriever do so and sees to it that what it finds has packets."""
 
     def __init__(
-        self, store: DocumentStore, *, similarity_top_k: int = 4, filters: MetadataFilters | None = None,
+        self, store: DocumentStore, *, similarity_top_k: int | None = None, filters: MetadataFilters | None = None,
         base_retriever: BaseRetriever | None = None, callback_manager: CallbackManager | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """base_retriever: retrieves in place of the store; texts the store lacks are added to it, each as one chunk.
 
-        filters: for the store's own search; applied before the nearest are taken.
+        similarity_top_k: default 4. filters: applied before the nearest are taken. Both are for the store's own search:
+        raises `InputError` if one is given with a base retriever, which has its own.
         """
-        self.store, self.similarity_top_k, self.base_retriever = store, similarity_top_k, base_retriever
+        if base_retriever is not None and (filters is not None or similarity_top_k is not None):
+            raise InputError("Set filters and similarity_top_k on the base retriever, which does the search; not here.")
+        self.store, self.base_retriever = store, base_retriever
+        self.similarity_top_k = 4 if similarity_top_k is None else similarity_top_k
         self.filters = filters
         super().__init__(callback_manager=callback_manager or CallbackManager(), **kwargs)
 

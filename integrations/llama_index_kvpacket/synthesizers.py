@@ -22,7 +22,8 @@ from llama_index.core.response_synthesizers.base import BaseSynthesizer, QueryTe
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from kvpacket_rag import AnswerStream, Passage, PromptStyle, Reply, Turn, splice, steps_in_thread
-from llama_index_kvpacket.llms import KVPacketLLM, cost
+from kvpacket_rag.errors import InputError
+from llama_index_kvpacket.llms import KVPacketLLM, cost, to_turns
 from llama_index_kvpacket.nodes import content
 
 __all__ = ["KVPacketSynthesizer"]
@@ -80,8 +81,11 @@ class KVPacketSynthesizer(BaseSynthesizer):
             ]
         # Nobody can write this mark: it is drawn for this prompt, and nodes are put in after the prompt is made.
         mark = uuid.uuid4().hex
-        prompt = self._template.format(llm=None, context_str=mark, query_str=query)
-        return [Turn("user", tuple(splice(prompt, mark, passages)))]
+        messages = self._template.format_messages(llm=self._model, context_str=mark, query_str=query)
+        if not any(mark in (message.content or "") for message in messages):
+            raise InputError("The template has no {context_str}, so that no node would be read; add it.")
+        turns = to_turns(messages)
+        return [Turn(t.role, tuple(splice("".join(map(str, t.content)), mark, passages))) for t in turns]
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **_: Any) -> str | Generator[str, None, None]:
         """Answer from texts."""

@@ -26,12 +26,14 @@ import kvpacket_rag
 from kvpacket_rag import DocumentStore, Hit, PacketModel
 from kvpacket_rag.errors import DamagedError, InputError, NotFoundError
 from llama_index_kvpacket.filters import passes
-from llama_index_kvpacket.nodes import NODES, to_document, to_node
+from llama_index_kvpacket.nodes import NODES, content, to_document, to_node
 
 __all__ = ["KVPacketVectorStore"]
 
 PERSISTED = "default__vector_store.json"
 """Name LlamaIndex gives the file in a folder it persists to."""
+NO_DOCUMENT = "None"
+"""What LlamaIndex writes down as the document of a node that has none."""
 MMR_FETCHED = 4
 """Nodes looked at for each one that "mmr" is to return."""
 
@@ -63,9 +65,16 @@ class KVPacketVectorStore(BasePydanticVectorStore):
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         """Add nodes, or replace those of the same id, and build their packets; returns their ids.
 
-        Raises `MismatchError` if their embeddings are of another length than the stored ones.
+        Nodes without a visible character cannot be found by their meaning and are left out. Raises `MismatchError` if
+        embeddings are of another length than the stored ones, `InputError` for ids of documents that are not LlamaIndex's.
         """
-        self._store.add(list({node.node_id: to_document(node) for node in nodes}.values()))
+        new = {node.node_id: to_document(node) for node in nodes if content(node).strip()}
+        for hit in self._store.of_documents(list(new)):
+            if hit.source != NODES:
+                raise InputError(
+                    f"{hit.chunk.document!r} is a document of the store itself, added without LlamaIndex; choose other ids."
+                )
+        self._store.add(list(new.values()))
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
@@ -74,7 +83,8 @@ class KVPacketVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete the nodes of a document; it need not be there."""
-        self._remove(lambda metadata: metadata.get("ref_doc_id") == ref_doc_id)
+        if ref_doc_id != NO_DOCUMENT:
+            self._remove(lambda metadata: metadata.get("ref_doc_id") == ref_doc_id)
 
     async def adelete(self, ref_doc_id: str, **kwargs: Any) -> None:
         """The same, in a thread."""
@@ -132,9 +142,10 @@ class KVPacketVectorStore(BasePydanticVectorStore):
             raise InputError(f"similarity_top_k must be at least 1, got {query.similarity_top_k}.")
         vector = kvpacket_rag.unit_vectors(query.query_embedding)
         among = self._among(query)
-        if query.mode is VectorStoreQueryMode.DEFAULT:
+        mode = VectorStoreQueryMode(query.mode)
+        if mode is VectorStoreQueryMode.DEFAULT:
             return _result(self._store.nearest(vector, query.similarity_top_k, filter=among))
-        if query.mode is VectorStoreQueryMode.MMR:
+        if mode is VectorStoreQueryMode.MMR:
             hits = self._store.nearest(vector, MMR_FETCHED * query.similarity_top_k, filter=among)
             vectors = self._store.vectors([hit.chunk.id for hit in hits])
             hits = [hit for hit in hits if hit.chunk.id in vectors]  # some may have been removed meanwhile
@@ -144,7 +155,7 @@ class KVPacketVectorStore(BasePydanticVectorStore):
                 embedding_ids=list(range(len(hits))), mmr_threshold=threshold,
             )  # fmt: skip
             return _result([hits[number] for number in chosen])
-        raise InputError(f"The modes are default and mmr; got {query.mode.value!r}.")
+        raise InputError(f"The modes are default and mmr; got {mode.value!r}.")
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The same, in a thread."""
@@ -178,7 +189,8 @@ class KVPacketVectorStore(BasePydanticVectorStore):
             folder = Path(os.path.relpath(self._store.folder, file.parent)).as_posix()
         except ValueError:  # another drive
             folder = str(self._store.folder)
-        file.write_text(json.dumps({"kvpacket_store": folder}), encoding="utf-8")
+        # A list: read as one of LlamaIndex's own simple vector stores it is an error and not an empty store.
+        file.write_text(json.dumps(["kvpacket_store", folder]), encoding="utf-8")
 
     @classmethod
     def from_persist_path(
@@ -192,8 +204,10 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         if not file.exists():
             raise NotFoundError(f"There is no {file}. Persist the storage context first.")
         try:
-            folder = json.loads(file.read_text(encoding="utf-8"))["kvpacket_store"]
-        except (ValueError, KeyError, TypeError) as error:
+            kind, folder = json.loads(file.read_text(encoding="utf-8"))
+            if kind != "kvpacket_store":
+                raise ValueError(kind)
+        except (ValueError, TypeError) as error:
             raise DamagedError(f"{file} is not of a packet vector store; it was written by another one.") from error
         path = Path(os.path.normpath(file.parent / folder))
         return cls(DocumentStore.open(path, model=model, embedder=embedder, create=False))

@@ -7,12 +7,14 @@ import gc
 import time
 
 import pytest
+from llama_index.core import PromptTemplate
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import LLM, ChatMessage, ImageBlock, MessageRole
 from llama_index.core.memory import ChatMemoryBuffer
 
+from kvpacket_rag.conversation import Conversation
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import BudgetError, InputError
 from llama_index_kvpacket import KVPacketAnswerEvent, KVPacketLLM, KVPacketLoadEvent, KVPacketRetriever
@@ -86,7 +88,7 @@ def test_messages_other_than_text_of_three_roles_are_refused(llm: KVPacketLLM):
         KVPacketLLM(store=llm.store, model=tiny_model("qwen2")).complete("a")
 
 
-async def test_ten_questions_at_once_equal_ten_in_a_row_and_the_loop_goes_on(llm: KVPacketLLM, store: DocumentStore):
+async def test_ten_questions_at_once_equal_ten_in_a_row_and_the_loop_goes_on(llm, store: DocumentStore, monkeypatch):
     late: list[float] = []
 
     async def tick() -> None:
@@ -97,12 +99,22 @@ async def test_ten_questions_at_once_equal_ten_in_a_row_and_the_loop_goes_on(llm
 
     prompts = [prompt_of(store, n % 4) for n in range(10)]
     expected = [llm.complete(prompt).text for prompt in prompts]
+    opening = Conversation.open
+
+    def slow(*args: object) -> Conversation:
+        time.sleep(0.5)  # as a model that has to be loaded first
+        return opening(*args)
+
+    monkeypatch.setattr(Conversation, "open", slow)
+    llm = KVPacketLLM(store=store, max_tokens=10)
     ticking = asyncio.create_task(tick())
     found = await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
+    await llm.achat(user(prompts[0]))
+    assert await llm.apredict(PromptTemplate("{text}"), text=prompts[0]) == expected[0]
     ticking.cancel()
     assert [response.text for response in found] == expected
-    assert len(late) > 3
-    assert sorted(late)[len(late) // 2] < 0.1
+    assert len(late) > 30
+    assert max(late) < 0.4  # a busy machine may be late by itself; blocked, it would be 0.5 s and more
 
 
 async def test_a_cancelled_stream_stops_and_an_error_reaches_the_reader(store, monkeypatch: pytest.MonkeyPatch):

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 
 import pytest
+from llama_index.core import ChatPromptTemplate, PromptTemplate, StorageContext, VectorStoreIndex
 from llama_index.core import Document as LlamaDocument
-from llama_index.core import PromptTemplate, StorageContext, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.postprocessor import MetadataReplacementPostProcessor, SimilarityPostprocessor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.types import MetadataFilter, MetadataFilters
 
+from kvpacket_rag.conversation import Passage
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.rag import RAG
@@ -27,7 +29,7 @@ from llama_index_kvpacket import (
     KVPacketVectorStore,
 )
 
-from ..conftest import HANDBOOK
+from ..conftest import HANDBOOK, HashEmbedder
 
 QUESTION = "How long does the battery of the lamp last?"
 
@@ -141,6 +143,17 @@ def test_a_prompt_of_ones_own_is_used_and_a_node_cannot_fill_its_places(store: D
     assert (told["missed"], len(told["hits"])) == (1, 1)
     assert synthesizer.get_prompts() == {"text_qa_template": template}
     other = PromptTemplate("{context_str} {query_str}")
+    chat = KVPacketSynthesizer(
+        llm,
+        text_qa_template=ChatPromptTemplate.from_messages(
+            [("system", "Be brief."), ("user", "{context_str}\nQ: {query_str}")]
+        ),
+    )
+    system, asked = chat._turns("what?", ["Some text."])
+    assert (system.role, system.content) == ("system", ("Be brief.",))
+    assert (asked.role, asked.content) == ("user", (Passage("Some text."), "\nQ: what?"))
+    with pytest.raises(InputError, match=r"no {context_str}"):
+        KVPacketSynthesizer(llm, text_qa_template=PromptTemplate("{context} {query_str}"))._turns("a", ["b"])
     synthesizer.update_prompts({"text_qa_template": other})
     assert synthesizer.get_prompts() == {"text_qa_template": other}
 
@@ -186,6 +199,66 @@ def test_an_engine_over_documents_splits_and_keeps_them(open_store: Callable[...
     packets = store.info().packets
     KVPacketQueryEngine.from_documents(documents, store=store)
     assert store.info().packets == packets
+    named = KVPacketRetriever(store, similarity_top_k=1).retrieve(QUESTION)[0].node.metadata
+    assert named["part"] in HANDBOOK
+    assert "source" not in named  # nothing made up
+
+
+def test_documents_without_ids_of_their_own_are_known_again_and_blank_ones_left_out(open_store):
+    store = open_store()
+    for _ in range(2):
+        documents = [LlamaDocument(text=text, metadata={"title": "Mine"}) for text in [*HANDBOOK.values(), " "]]
+        engine = KVPacketQueryEngine.from_documents([*documents, documents[0]], store=store)
+    assert store.info().documents == len(HANDBOOK)
+    assert engine.query(QUESTION).source_nodes[0].node.metadata["title"] == "Mine"
+
+
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, ResponseMode.SIMPLE_SUMMARIZE])
+def test_other_synthesizers_with_our_model_find_the_packets_too(vectors: KVPacketVectorStore, embedding, mode):
+    nodes = [TextNode(text=f"  {text}\n") for text in HANDBOOK.values()]
+    index = VectorStoreIndex(
+        nodes, storage_context=StorageContext.from_defaults(vector_store=vectors), embed_model=embedding
+    )
+    llm = KVPacketLLM(store=vectors.client, max_tokens=4)
+    seen: list[int] = []
+    original = KVPacketLLM.converse
+
+    def noted(self, turns, **settings):
+        stream = original(self, turns, **settings)
+        seen.append(len(stream.answer.chunks))
+        return stream
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVPacketLLM, "converse", noted)
+        index.as_query_engine(llm=llm, similarity_top_k=3, response_mode=mode).query(QUESTION)
+    assert sum(seen) == 3
+
+
+def test_options_that_would_have_no_effect_are_refused(open_store, store: DocumentStore, llm: KVPacketLLM, embedding):
+    index = VectorStoreIndex([TextNode(text="Some text of a node.")], embed_model=embedding)
+    for options in ({"filters": MetadataFilters(filters=[])}, {"similarity_top_k": 1}):
+        with pytest.raises(InputError, match="on the base retriever"):
+            KVPacketRetriever(store, base_retriever=index.as_retriever(), **options)
+    with pytest.raises(InputError, match="give one store"):
+        KVPacketQueryEngine.from_retriever(KVPacketRetriever(open_store("other")), llm=llm)
+
+
+def test_an_index_with_an_embedding_model_of_its_own_never_asks_the_stores(open_store, embedding: KVPacketEmbedding):
+    class Refuses(HashEmbedder):
+        asked: list[str] = []  # noqa: RUF012
+
+        def embed(self, texts: list[str]) -> list[list[float]]:
+            self.asked.extend(texts)
+            return super().embed(texts)
+
+    store = open_store(embedder=Refuses())
+    index = VectorStoreIndex([TextNode(text=text) for text in HANDBOOK.values()], embed_model=embedding)
+    engine = KVPacketQueryEngine.from_index(index, store=store, similarity_top_k=1)
+    engine.query(QUESTION)
+    Refuses.asked.clear()
+    engine.query("What colour is the lamp sold in?")
+    engine.query("What do spare shades cost?")
+    assert Refuses.asked == []
 
 
 def test_a_model_or_a_store_is_needed(llm: KVPacketLLM, store: DocumentStore, embedding: KVPacketEmbedding):
@@ -218,7 +291,7 @@ async def test_ten_queries_at_once_leave_the_event_loop_free(engine: KVPacketQue
     found = await asyncio.gather(*(engine.aquery(QUESTION) for _ in range(10)))
     ticking.cancel()
     assert [response.response for response in found] == [expected] * 10
-    assert sorted(late)[len(late) // 2] < 0.1
+    assert max(late) < 0.4  # a busy machine may be late by itself
 
 
 def test_long_metadata_that_the_model_does_not_read_changes_no_packet(store: DocumentStore, llm: KVPacketLLM):

@@ -94,6 +94,32 @@ def test_the_same_id_replaces_and_many_nodes_of_a_document_stay(filled, embeddin
     assert filled.get_nodes(["n3"])[0].text == "Something else stands here now."
 
 
+def test_documents_that_did_not_come_through_llama_index_stay(vectors, embedding):
+    vectors.client.add(handbook())
+    clash = node(0, embedding)
+    clash.id_ = "battery"
+    with pytest.raises(InputError, match="'battery' is a document of the store itself"):
+        vectors.add([clash])
+    vectors.delete("battery")
+    vectors.delete_nodes(["battery"])
+    assert {d.id for d in vectors.client.documents()} == {d.id for d in handbook()}
+
+
+def test_nodes_of_no_document_are_not_one_document(vectors, embedding):
+    alone = node(0, embedding)
+    alone.relationships = {}
+    vectors.add([alone])
+    vectors.delete("None")
+    assert len(vectors.get_nodes()) == 1
+
+
+def test_a_blank_node_is_left_out_and_the_others_are_kept(vectors, embedding):
+    blank = TextNode(id_="blank", text=" \n ")
+    blank.embedding = [1.0] * 64
+    assert vectors.add([blank, node(1, embedding)]) == ["blank", "n1"]
+    assert [n.node_id for n in vectors.get_nodes()] == ["n1"]
+
+
 def test_deleting_by_document_node_and_filter(filled: KVPacketVectorStore, embedding: KVPacketEmbedding):
     filled.delete("doc1")
     filled.delete("doc1")
@@ -129,6 +155,7 @@ def test_queries_by_document_node_filter_and_variety(filled: KVPacketVectorStore
     far = MetadataFilters(filters=[MetadataFilter(key="n", value=11)])
     assert ask(filled, embedding, COLOURS[0], 1, filters=far) == ["n11"]  # before the nearest are taken
     assert len(ask(filled, embedding, COLOURS[0], 3, mode=VectorStoreQueryMode.MMR)) == 3
+    assert ask(filled, embedding, COLOURS[5], 1, mode="default") == ["n5"]
     with pytest.raises(InputError, match="default and mmr"):
         ask(filled, embedding, COLOURS[0], mode=VectorStoreQueryMode.HYBRID)
     with pytest.raises(InputError, match="no embedding"):
@@ -188,6 +215,8 @@ def test_filters_nest():
     assert passes(neither, {})
     assert passes(nested, {"b": 2})
     assert not passes(nested, {"b": 2, "c": 3})
+    for condition in FilterCondition:
+        assert passes(MetadataFilters(filters=[], condition=condition), {"a": 1})
 
 
 # -- ingestion --------------------------------------------------------------------------------------------------
@@ -232,6 +261,32 @@ def test_refreshing_documents_of_an_index_updates_only_what_changed(vectors, emb
     assert any("eleven days" in text for text in texts)
 
 
+@pytest.mark.parametrize("strategy", list(DocstoreStrategy))
+async def test_every_strategy_of_a_pipeline_ends_with_the_documents_of_the_last_run(vectors, embedding, strategy):
+    pipeline = IngestionPipeline(
+        transformations=[SentenceSplitter(chunk_size=40, chunk_overlap=0), embedding],
+        vector_store=vectors, docstore=SimpleDocumentStore(), docstore_strategy=strategy,
+    )  # fmt: skip
+    await pipeline.arun(documents=documents())
+    await pipeline.arun(documents=documents())
+    pipeline.run(documents=documents()[:1])
+    sources = {n.ref_doc_id for n in vectors.get_nodes()}
+    assert sources == ({"battery"} if strategy is DocstoreStrategy.UPSERTS_AND_DELETE else {"battery", "colour"})
+    texts = [n.text for n in vectors.get_nodes()]
+    assert len(texts) == len(set(texts))
+
+
+def test_an_index_over_a_filled_store_takes_and_deletes_documents(vectors, embedding):
+    index = VectorStoreIndex.from_vector_store(
+        vectors, embed_model=embedding, transformations=[SentenceSplitter(chunk_size=40, chunk_overlap=0)]
+    )
+    for document in documents():
+        index.insert(document)
+    assert {n.ref_doc_id for n in vectors.get_nodes()} == {"battery", "colour"}
+    index.delete_ref_doc("battery")
+    assert {n.ref_doc_id for n in vectors.get_nodes()} == {"colour"}
+
+
 # -- folders ----------------------------------------------------------------------------------------------------
 
 RELOAD = """
@@ -258,6 +313,8 @@ def test_what_was_persisted_is_there_in_a_fresh_process_whatever_the_path(
     context = StorageContext.from_defaults(vector_store=vectors)
     folder = tmp_path / "persisted über here"
     context.persist(persist_dir=str(folder))
+    with pytest.raises(AttributeError):  # not an empty store of LlamaIndex's own
+        StorageContext.from_defaults(persist_dir=str(folder))
     done = subprocess.run(
         [sys.executable, "-c", RELOAD, str(folder), COLOURS[2], str(Path(__file__).parents[2])],
         capture_output=True, text=True, check=False,
@@ -269,6 +326,10 @@ def test_what_was_persisted_is_there_in_a_fresh_process_whatever_the_path(
 def test_a_file_that_is_not_there_or_of_another_store_is_refused(tmp_path: Path):
     with pytest.raises(NotFoundError, match="Persist the storage context first"):
         KVPacketVectorStore.from_persist_dir(str(tmp_path))
-    (tmp_path / "default__vector_store.json").write_text('{"embedding_dict": {}}')
+    file = tmp_path / "default__vector_store.json"
+    file.write_text('["other", "x"]')
+    with pytest.raises(DamagedError, match="written by another"):
+        KVPacketVectorStore.from_persist_dir(str(tmp_path))
+    file.write_text('{"embedding_dict": {}}')
     with pytest.raises(DamagedError, match="written by another"):
         KVPacketVectorStore.from_persist_dir(str(tmp_path))
