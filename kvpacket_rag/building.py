@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import sqlalchemy as sa
-import torch
 
 from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration
@@ -20,6 +19,7 @@ from kvpacket_rag.database import Database, parts, read_fact, write_fact
 from kvpacket_rag.embedding import Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, KVPacketError
 from kvpacket_rag.packet import Packet
+from kvpacket_rag.precision import Storage
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
@@ -188,9 +188,11 @@ class Builder:
     def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, Packet]]:
         """Encode chunks and write each packet to a file as it is ready; no row names the files yet."""
         ids = [chunk.token_ids for chunk in chunks]
-        for _, packet in self._configuration.model.encode_each(ids, anchor=recipe.anchor_ids, storage=recipe.storage):
+        # What is quantised is quantised from the numbers the model computed, not from rounded ones.
+        kept = None if recipe.storage.bits else recipe.storage.dtype
+        for _, packet in self._configuration.model.encode_each(ids, anchor=recipe.anchor_ids, storage=kept):
             _check_finite(packet, recipe.storage)
-            yield self._store.write_blob(packet, recipe.fingerprint), packet
+            yield self._store.write_blob(packet, recipe)
 
     def build_on_demand(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> dict[str, Packet]:
         """Build and store packets that a question needs and the store lacks; returns them by content."""
@@ -272,9 +274,9 @@ def raise_generation(connection: sa.Connection) -> None:
     write_fact(connection, "generation", read_fact(connection, "generation", 0) + 1)
 
 
-def _check_finite(packet: Packet, storage: torch.dtype) -> None:
+def _check_finite(packet: Packet, storage: Storage) -> None:
     """Refuse to store states that a narrower number format cannot hold."""
-    if storage is torch.float16 and not all(
+    if storage.name == "float16" and not all(
         s.keys.isfinite().all() and s.values.isfinite().all() for s in packet.states
     ):
         raise KVPacketError(

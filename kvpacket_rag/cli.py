@@ -97,6 +97,12 @@ def add(
             help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
         ),
     ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default 16 bit."
+        ),
+    ] = None,
     both_places: Annotated[
         bool,
         typer.Option(
@@ -110,7 +116,7 @@ def add(
 
     find_files([*paths])  # a mistyped path makes no empty knowledge base
     with (
-        _open(kb, model=model, embedder=embedder, chunk_tokens=chunk_tokens, anchor=anchor) as store,
+        _open(kb, model=model, embedder=embedder, chunk_tokens=chunk_tokens, anchor=anchor, storage=storage) as store,
         bar(
             "{task.fields[chunks]} chunks", "{task.fields[tokens]} tokens", "{task.fields[rate]:.0f} tokens/s"
         ) as shown,

@@ -1,7 +1,7 @@
 """Packets to bytes and back: the safetensors format, with what the packet is in its metadata.
 
-Layout: 8 bytes little-endian length of the header, the header (JSON), then the tensors. Reading copies nothing:
-the tensors of a decoded packet share the memory of the buffer they were read into.
+Layout: 8 bytes little-endian length of the header, the header (JSON), then the tensors. Reading copies nothing
+unless numbers are quantised: the tensors of a decoded packet share the memory of the buffer they were read into.
 """
 
 from __future__ import annotations
@@ -16,19 +16,28 @@ from torch import Tensor
 
 from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError
 from kvpacket_rag.packet import FORMAT_VERSION, Fingerprint, GroupStates, Packet
+from kvpacket_rag.precision import STORAGE, Blocks, Storage, dequantize_states, quantize_states
 
 __all__ = ["decode", "encode"]
 
 METADATA = "kvpacket"
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
+KINDS = ("keys", "values")
+DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8
+}  # fmt: skip
 
 
-def encode(packet: Packet, fingerprint: Fingerprint) -> bytes:
-    """Bytes of a packet made under `fingerprint`."""
+def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
+    """Bytes of a packet made under `fingerprint`. Raises `InputError` if its numbers are too large for the format."""
     tensors = {"token_ids": torch.tensor(packet.token_ids, dtype=torch.int32)}
     for number, states in enumerate(packet.states):
-        tensors[f"keys.{number}"] = states.keys.cpu().contiguous()
-        tensors[f"values.{number}"] = states.values.cpu().contiguous()
+        if storage.bits:
+            for name, blocks in zip(KINDS, quantize_states(states, storage.bits), strict=True):
+                parts = {"codes": blocks.codes, "steps": blocks.steps, "lows": blocks.lows}
+                tensors |= {f"{name}.{number}.{part}": t for part, t in parts.items() if t is not None}
+        else:
+            tensors |= {f"keys.{number}": states.keys, f"values.{number}": states.values}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     about = {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint.digest,
@@ -37,6 +46,9 @@ def encode(packet: Packet, fingerprint: Fingerprint) -> bytes:
         "base_position": packet.base_position,
         "groups": len(packet.states),
     }
+    if storage.bits:
+        about["dtype"] = str(storage.dtype).removeprefix("torch.")
+        about["shapes"] = [[list(group.keys.shape), list(group.values.shape)] for group in packet.states]
     return bytes(save(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)}))
 
 
@@ -70,12 +82,26 @@ def decode(data: bytearray, fingerprint: Fingerprint, name: str) -> Packet:
             header=int(about["header"]),
             trailer=int(about["trailer"]),
             base_position=int(about["base_position"]),
-            states=tuple(GroupStates(tensors[f"keys.{i}"], tensors[f"values.{i}"]) for i in range(about["groups"])),
+            states=tuple(_states(tensors, about, i) for i in range(about["groups"])),
         )
     except (MismatchError, DamagedError):
         raise
     except (struct.error, ValueError, KeyError, TypeError, IndexError, RuntimeError, KVPacketError) as error:
         raise DamagedError(f"Packet {name} cannot be decoded: {error}. Run `kvpacket verify --repair`.") from error
+
+
+def _states(tensors: dict[str, Tensor], about: dict[str, Any], number: int) -> GroupStates:
+    """States of a layer group, dequantised if need be."""
+    if "dtype" not in about:
+        return GroupStates(tensors[f"keys.{number}"], tensors[f"values.{number}"])
+    keys, values = (
+        Blocks(
+            tensors[f"{name}.{number}.codes"], tensors[f"{name}.{number}.steps"], tensors.get(f"{name}.{number}.lows")
+        )
+        for name in KINDS
+    )
+    shapes = tuple(tuple(int(n) for n in shape) for shape in about["shapes"][number])
+    return dequantize_states(keys, values, shapes, STORAGE[about["dtype"]].dtype)
 
 
 def _tensor(data: bytearray, base: int, entry: dict[str, Any]) -> Tensor:

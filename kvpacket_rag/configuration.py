@@ -23,7 +23,8 @@ from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder,
 from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
-from kvpacket_rag.recipe import PacketRecipe, storage_dtype
+from kvpacket_rag.precision import storage_named
+from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import documents
 
 __all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
@@ -57,7 +58,7 @@ class StoreSettings:
     """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
     packet, built when it first stands there."""
     storage: str | None = None
-    """Number format of packets at rest; None until recorded."""
+    """Number format of packets at rest: float32, bfloat16, float16, int8 or int4; until recorded, None is 16 bit."""
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
@@ -159,7 +160,7 @@ class Configuration:
         anchor = _anchors(self.settings, self.model.adapter)[min(place, 1)]
         with self._lock:
             if anchor not in self._recipes:
-                storage = storage_dtype(self.settings.storage, self.model)
+                storage = storage_named(self.settings.storage, self.model.dtype)
                 self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage, self.settings.anchor_texts)
             return self._recipes[anchor]
 
@@ -222,7 +223,7 @@ class Configuration:
                 self.settings, first_anchor=(first if adapter is not None else self.recipe(0).anchor).value,
                 anchor=(anchor or later).value, anchor_texts=tuple(texts),
             )  # fmt: skip
-            storage = storage_dtype(settings.storage, model)
+            storage = storage_named(settings.storage, model.dtype)
             recipe = PacketRecipe.of(model, anchor or later, storage, settings.anchor_texts)
             self._check_fit(model, recipe)
             if adapter is not None:
@@ -259,7 +260,7 @@ class Configuration:
         """Refuse a model other than the one the packets were made with, before anything is read or written."""
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
-                storage = storage_dtype(self.settings.storage, model)
+                storage = storage_named(self.settings.storage, model.dtype)
                 anchor = _anchors(self.settings, model.adapter)[1]
                 recipe = PacketRecipe.of(model, anchor, storage, self.settings.anchor_texts)
                 self._compare(connection, recipe.fingerprint, model.name)

@@ -23,6 +23,7 @@ from kvpacket_rag import codec
 from kvpacket_rag.database import Database, parts
 from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
 from kvpacket_rag.packet import Fingerprint, Packet
+from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks, fingerprints, packets
 
 __all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
@@ -94,17 +95,19 @@ class PacketStore:
 
     # -- writing --------------------------------------------------------------------------------------------
 
-    def write_blob(self, packet: Packet, fingerprint: Fingerprint) -> WrittenBlob:
+    def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, Packet]:
         """Write a packet to a new file, flushed to disk. It counts only after `insert`.
 
-        Raises `StorageFullError` when the disk is full; nothing is left behind then.
+        Returns what is known of it, and the packet as it will be read again. Raises `StorageFullError` when the disk is full; nothing is left behind then.
         """
+        fingerprint = recipe.fingerprint
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
-        data = codec.encode(packet, fingerprint)
+        data = codec.encode(packet, fingerprint, recipe.storage)
         self._write_file(self.folder / file, data)
         digest = hashlib.sha256(data).hexdigest()
-        return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
+        blob = WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
+        return blob, codec.decode(bytearray(data), fingerprint, key[:12]) if recipe.storage.bits else packet
 
     def _write_file(self, path: Path, data: bytes) -> None:
         unfinished = path.with_suffix(".tmp")

@@ -20,6 +20,7 @@ from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketM
 from kvpacket_rag.assembly import ask, assemble, prefill
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.generator import generate
+from kvpacket_rag.precision import STORAGE
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.settings import Settings
 
@@ -180,6 +181,12 @@ def run(capsys, monkeypatch):
 def test_the_command_from_adding_to_removing(tmp_path, notes, run, monkeypatch):
     kb = tmp_path / "a kb"
     assert "3 added" in run("add", kb, notes, "--both-places")
+    small = tmp_path / "small"
+    run("add", small, notes, "--storage", "int8")
+    assert "plum cake" in run("ask", small, CAKE)
+    with DocumentStore.open(kb) as plain, DocumentStore.open(small) as quantised:
+        assert quantised.settings.storage == "int8"
+        assert quantised.info().bytes_per_token < 0.6 * plain.info().bytes_per_token
     assert "3 unchanged; 0 packets" in run("add", kb, notes)
     answer = json.loads(run("ask", kb, CAKE, "--k", 2, "--json"))
     assert "plum cake" in answer["answer"]

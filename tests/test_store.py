@@ -13,7 +13,8 @@ import torch
 from kvpacket_rag import codec
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.chunking import Document
-from kvpacket_rag.errors import DamagedError, MismatchError, StorageFullError, StoreError
+from kvpacket_rag.errors import DamagedError, InputError, MismatchError, StorageFullError, StoreError
+from kvpacket_rag.precision import dequantize, quantize, storage_named
 from kvpacket_rag.recipe import PacketRecipe
 
 from .conftest import HANDBOOK, blob_bytes, handbook, tiny_model
@@ -214,34 +215,103 @@ def test_a_pickle_in_the_folder_is_never_opened(store, open_store):
 # -- bytes --------------------------------------------------------------------------------------------------------
 
 
-def made(dtype, name="llama"):
+def made(storage="float32", name="llama"):
     model = tiny_model(name)
-    recipe = PacketRecipe.of(model, Anchor.NONE, dtype)
-    return model.encode([list(range(5, 25))], storage=dtype)[0], recipe.fingerprint
+    recipe = PacketRecipe.of(model, Anchor.NONE, storage_named(storage, model.dtype))
+    kept = None if recipe.storage.bits else recipe.storage.dtype
+    return model.encode([list(range(5, 95))], storage=kept)[0], recipe
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def bytes_of(packet, recipe):
+    return codec.encode(packet, recipe.fingerprint, recipe.storage)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3-latent"])
-def test_a_packet_read_back_is_the_packet_written(dtype, name):
-    packet, fingerprint = made(dtype, name)
-    again = codec.decode(bytearray(codec.encode(packet, fingerprint)), fingerprint, "p")
+def test_a_packet_read_back_is_the_packet_written(storage, name):
+    packet, recipe = made(storage, name)
+    again = codec.decode(bytearray(bytes_of(packet, recipe)), recipe.fingerprint, "p")
     assert (again.token_ids, again.header, again.trailer, again.base_position) == (packet.token_ids, 0, 0, 0)
     for one, two in zip(packet.states, again.states, strict=True):
-        assert one.keys.dtype == dtype
+        assert one.keys.dtype == recipe.storage.dtype
         assert torch.equal(one.keys, two.keys)
         assert torch.equal(one.values, two.values)
 
 
-def test_equal_packets_have_equal_bytes():
-    packet, fingerprint = made(torch.float32)
-    assert codec.encode(packet, fingerprint) == codec.encode(packet, fingerprint)
+@pytest.mark.parametrize(("storage", "steps"), [("int8", 127), ("int4", 15)])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3-latent"])
+def test_a_quantised_packet_is_read_back_to_half_a_step_and_is_small(storage, steps, name):
+    packet, recipe = made(storage, name)
+    data = bytes_of(packet, recipe)
+    again = codec.decode(bytearray(data), recipe.fingerprint, "p")
+    for one, two in zip(packet.states, again.states, strict=True):
+        for kind, dim in (("keys", -2), ("values", -1)):
+            before, after = getattr(one, kind), getattr(two, kind).float()
+            assert after.shape == before.shape
+            for block, read in zip(before.split(64, dim), after.split(64, dim), strict=True):
+                span = block.abs().amax(dim, keepdim=True) * (2 if steps == 15 else 1)
+                # Half a step, and what 16 bit round: the step, the smallest number, and the result.
+                assert ((block - read).abs() <= span * (0.51 / steps + 3e-3)).all()
+    plain = bytes_of(*made("float16", name))
+    assert len(data) < len(plain) * (0.75 if storage == "int8" else 0.5)  # headers weigh much in a tiny packet
+
+
+def test_what_is_answered_from_a_packet_just_built_is_what_is_answered_after_reading_it(open_store):
+    for storage in ("int8", "int4"):
+        store = open_store(storage, storage=storage)
+        store.add(handbook())
+        chunk = store.chunks()[0]
+        with store._database.writing() as connection:
+            connection.exec_driver_sql("delete from packets")
+        built = store.packets([chunk])
+        store.forget_packets()
+        read = store.packets([chunk])
+        assert (built.built, read.built) == (1, 0)
+        for one, two in zip(built.packets[0].states, read.packets[0].states, strict=True):
+            assert torch.equal(one.keys, two.keys)
+            assert torch.equal(one.values, two.values)
+        assert store.settings.storage == storage
+        assert not store.verify().damaged
+
+
+def test_numbers_of_every_size_and_shape_survive_quantising():
+    for shape in ((1, 1, 1, 16), (2, 1, 65, 16), (1, 3, 64, 80), (1, 1, 3, 7)):
+        for numbers in (
+            torch.zeros(shape),
+            torch.full(shape, -3.0),
+            torch.randn(shape) * 1e-2,
+            torch.randn(shape) * 1e4,
+        ):
+            for bits in (8, 4):
+                for dim in (-2, -1):
+                    read = dequantize(quantize(numbers, bits, dim), shape, dim, torch.float32)
+                    assert torch.isfinite(read).all()
+                    assert (read - numbers).abs().max() <= numbers.abs().max() * (0.14 if bits == 4 else 0.01) + 1e-7
+
+
+def test_numbers_too_large_to_quantise_are_refused_with_what_to_do():
+    packet, recipe = made("int8")
+    packet.states[0].keys[0, 0, 0, 0] = 1e6
+    with pytest.raises(InputError, match="storage='bfloat16'"):
+        bytes_of(packet, recipe)
+
+
+def test_a_format_that_is_none_is_refused():
+    with pytest.raises(InputError, match="bfloat16, float16, float32, int8, int4; got 'int2'"):
+        storage_named("int2", torch.float32)
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8", "int4"])
+def test_equal_packets_have_equal_bytes(storage):
+    packet, recipe = made(storage)
+    assert bytes_of(packet, recipe) == bytes_of(packet, recipe)
 
 
 def test_a_packet_of_another_fingerprint_is_refused():
-    packet, fingerprint = made(torch.float32)
-    other = made(torch.float16)[1]
+    packet, recipe = made()
+    other = made("float16")[1].fingerprint
     with pytest.raises(MismatchError) as raised:
-        codec.decode(bytearray(codec.encode(packet, fingerprint)), other, "p")
+        codec.decode(bytearray(bytes_of(packet, recipe)), other, "p")
     assert raised.value.field == "fingerprint"
 
 
@@ -250,18 +320,19 @@ def test_a_packet_of_another_fingerprint_is_refused():
 )
 def test_bytes_that_are_no_packet_are_damaged(data):
     with pytest.raises(DamagedError):
-        codec.decode(bytearray(data), made(torch.float32)[1], "p")
+        codec.decode(bytearray(data), made()[1].fingerprint, "p")
 
 
-def test_random_bytes_in_the_header_never_do_more_than_raise():
-    packet, fingerprint = made(torch.float32)
-    whole = codec.encode(packet, fingerprint)
+@pytest.mark.parametrize("storage", ["float32", "int8", "int4"])
+def test_random_bytes_in_the_header_never_do_more_than_raise(storage):
+    packet, recipe = made(storage)
+    whole = bytes_of(packet, recipe)
     dice = random.Random(3)
     for _ in range(300):
         data = bytearray(whole)
         for _ in range(dice.randrange(1, 4)):
             data[dice.randrange(1200)] = dice.randrange(256)
         try:
-            codec.decode(data, fingerprint, "p")
+            codec.decode(data, recipe.fingerprint, "p")
         except (DamagedError, MismatchError):
             continue

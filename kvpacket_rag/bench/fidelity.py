@@ -191,7 +191,7 @@ def run(
 
 
 def _header(model: PacketModel, domains: Sequence[Domain], config: FidelityConfig) -> dict[str, object]:
-    fingerprint = model.fingerprint(namespace="bench", anchor=(), storage=model.dtype)
+    fingerprint = model.fingerprint(namespace="bench", anchor=(), storage=str(model.dtype))
     return {
         "model": model.name,
         "weights": fingerprint.weights,

@@ -23,7 +23,8 @@ from kvpacket_rag.bench.environment import machine, versions
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.recipe import PacketRecipe, storage_dtype
+from kvpacket_rag.precision import storage_named
+from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.store import PacketStore
 
 __all__ = ["Spread", "TTFTReport", "TTFTRow", "measure", "write_report"]
@@ -120,14 +121,14 @@ class _Bench:
 
 
 def _prepare(model: PacketModel, count: int, database: Database) -> _Bench:
-    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_dtype(None, model))
+    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(None, model.dtype))
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(0, model.vocabulary_size, (count, 2 * CHUNK_TOKENS), generator=generator).tolist()
     ordinary = [[token for token in row if token not in model.text.special_ids] for row in words]
     chunks = [tuple(row[:CHUNK_TOKENS]) for row in ordinary]
     store = PacketStore(database, database.path.parent / "packets")
-    packets = model.encode(chunks, anchor=recipe.anchor_ids, storage=recipe.storage)
-    blobs = [store.write_blob(packet, recipe.fingerprint) for packet in packets]
+    packets = model.encode(chunks, anchor=recipe.anchor_ids, storage=recipe.storage.dtype)
+    blobs = [store.write_blob(packet, recipe)[0] for packet in packets]
     with database.writing() as connection:
         store.insert(connection, blobs, recipe.anchor)
     prompt = model.text.prompt(QUESTION)

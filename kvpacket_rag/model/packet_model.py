@@ -160,7 +160,7 @@ class PacketModel:
             "model": self.name,
         }
 
-    def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: torch.dtype) -> Fingerprint:
+    def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: str) -> Fingerprint:
         """Say what packets of this model depend on, for chunks that see `anchor` and are stored as `storage`."""
         trained = (self.adapter.anchor_hash,) if anchor and min(anchor) < 0 else ()
         model, rope, cache = identity.layout_hashes(self._hf.config, self.layout)
@@ -172,7 +172,7 @@ class PacketModel:
             tokenizer=self.tokenizer_hash,
             anchor=short_hash(canonical([*anchor, *trained])) if anchor else "none",
             adapter=self.adapter.packet_hash,
-            storage=str(storage).removeprefix("torch."),
+            storage=storage,
         )  # fmt: skip
 
     def embeddings(self, ids: Tensor) -> Tensor:
