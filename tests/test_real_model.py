@@ -20,7 +20,7 @@ from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketM
 from kvpacket_rag.assembly import ask, assemble, prefill
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.generator import generate
-from kvpacket_rag.precision import STORAGE
+from kvpacket_rag.precision import storage_named
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.settings import Settings
 
@@ -83,7 +83,7 @@ def divergence(model, anchor: str) -> float:
     """Mean KL of the answer tokens' distribution to full prefill, over questions on all three notes."""
     from kvpacket_rag.anchor import Anchor
 
-    recipe = PacketRecipe.of(model, Anchor(anchor), model.dtype)
+    recipe = PacketRecipe.of(model, Anchor(anchor), storage_named(None, model.dtype))
     chunks = ids(model, *NOTES.values())
     packets = model.encode(chunks, anchor=recipe.anchor_ids)
     total = []
