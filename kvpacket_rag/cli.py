@@ -63,6 +63,12 @@ def main() -> None:
         raise
 
 
+StorageName = Annotated[
+    str | None,
+    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default 16 bit."),
+]
+
+
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Answer questions about your documents from stored key/value packets."""
@@ -97,12 +103,7 @@ def add(
             help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
         ),
     ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default 16 bit."
-        ),
-    ] = None,
+    storage: StorageName = None,
     both_places: Annotated[
         bool,
         typer.Option(

@@ -16,6 +16,5 @@ def check_plots() -> None:
 
 def new_figure(width: float, height: float) -> Any:
     """Make an empty matplotlib figure (inches) that needs no display."""
-    check_plots()
     figures = require("matplotlib.figure", extra="bench", purpose="Drawing the report")
     return figures.Figure(figsize=(width, height), layout="constrained")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "kvpacket_rag"
 
 # From bottom to top. A file imports only from lines above its own.
 LAYERS = [
-    ["errors", "settings", "quiet", "finding", "threads"],
+    ["errors", "settings", "quiet", "finding", "threads", "journal"],
     ["rope", "fidelity", "samples", "plots"],
     ["packet", "synthetic"],
     ["domains"],

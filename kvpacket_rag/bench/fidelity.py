@@ -7,7 +7,6 @@ chose otherwise. Results are appended to a file sample by sample, so that an int
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from kvpacket_rag.bench.environment import versions
 from kvpacket_rag.domains import Domain
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import contains, divergence, exact_match, f1
+from kvpacket_rag.journal import append_lines, read_lines
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.questions import Question, Questions
@@ -171,7 +171,7 @@ def run(
                 continue
             question = questions.make(domain.samples[number], config.k, f"{config.seed}:{domain.name}:{number}")
             here = (domain.name, number, question.digest)
-            have = {(r.method, r.identity): r for r in done if (r.domain, r.number, r.question) == here}
+            have = {(r.method, r.identity): r for r in done.get(here, ())}
             missing = [method for method in methods if (method.name, method.identity) not in have]
             if missing:
                 for method in missing:
@@ -181,7 +181,7 @@ def run(
                 # No method always follows the same other one.
                 order = random.Random(question.digest).sample(missing, len(missing))  # noqa: S311
                 new = list(_sample_records(model, domain, number, question, order, config.max_new_tokens))
-                _append(path, [asdict(record) for record in new])
+                append_lines(path, [asdict(record) for record in new])
                 have |= {(r.method, r.identity): r for r in new}
             records += [have[method.name, method.identity] for method in methods]
             count += 1
@@ -202,27 +202,19 @@ def _header(model: PacketModel, domains: Sequence[Domain], config: FidelityConfi
     }
 
 
-def _append(path: Path, lines: Sequence[object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _resume(path: Path, header: dict[str, object]) -> list[Record]:
-    """Read what an earlier run left; a line cut off by an interruption is dropped."""
-    if not path.exists():
-        _append(path, [header])
-        return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    lines = [json.loads(line) for line in whole.splitlines()]
-    if not lines:
-        _append(path, [header])
-        return []
+def _resume(path: Path, header: dict[str, object]) -> dict[tuple[str, int, str], list[Record]]:
+    """Read what an earlier run left, by domain, number and prompt of the question."""
+    first, *others = read_lines(path) or [None]
+    if first is None:
+        append_lines(path, [header])
+        return {}
     for name, value in header.items():
-        if lines[0].get(name) != value:
+        if first.get(name) != value:
             raise InputError(
-                f"{path} holds a run with another {name}: {lines[0].get(name)!r}, not {value!r}. Choose another --out folder."
+                f"{path} holds a run with another {name}: {first.get(name)!r}, not {value!r}. Choose another --out folder."
             )
-    return [Record(**line) for line in lines[1:]]
+    found: dict[tuple[str, int, str], list[Record]] = {}
+    for line in others:
+        record = Record(**line)
+        found.setdefault((record.domain, record.number, record.question), []).append(record)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.generator import GenerationConfig, generate
+from kvpacket_rag.journal import append_lines, read_lines
 from kvpacket_rag.model import PacketModel, PromptStyle
 from kvpacket_rag.samples import Sample
 
@@ -54,31 +54,19 @@ def write_samples(
         raise InputError("The knowledge base holds no documents to train on; add some first.")
     rng = random.Random(seed)  # noqa: S311 - a draw that can be repeated
     order = [number for _ in range(-(-n // len(chunks))) for number in rng.sample(range(len(chunks)), len(chunks))]
-    known = _known(file)
+    known: dict[str, str] = {row["key"]: row["question"] for row in read_lines(file)}
     samples: list[Sample] = []
     for done, number in enumerate(order[:n]):
         chunk, topic = chunks[number], TOPICS[done % len(TOPICS)]
         key = f"{seed}:{done}:{chunk.id}"
         if key not in known:
             known[key] = write_question(store.model, chunk.token_ids, topic, seed + done)
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"key": key, "question": known[key]}) + "\n")
+            append_lines(file, [{"key": key, "question": known[key]}])
         if known[key]:
             samples.append(_sample(store, known[key], chunk, number, k))
         if progress is not None:
             progress(done + 1, n)
     return samples
-
-
-def _known(file: Path) -> dict[str, str]:
-    """Questions written before; a line cut off by an interruption is left out."""
-    if not file.exists():
-        return {}
-    whole, _, rest = file.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        file.write_text(whole + "\n" if whole else "", encoding="utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return {row["key"]: row["question"] for row in rows}
 
 
 def _sample(store: DocumentStore, question: str, chunk: Chunk, row: int, k: int) -> Sample:
