@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ class Database:
         self._engine = sa.create_engine(address, connect_args={"timeout": BUSY_SECONDS}, pool_size=16, max_overflow=64)
         sa.event.listen(self._engine, "connect", _configure)
         sa.event.listen(self._engine, "begin", _begin)
+        # Whoever forgets to close, as a store opened from a folder by a component has nobody to do it.
+        self._dispose = weakref.finalize(self, self._engine.dispose)
         try:
             # Processes open one after another: the first makes the tables, and switches the file to its journal mode.
             with _UPGRADING, self._errors(), FileLock(path.with_suffix(".lock"), timeout=BUSY_SECONDS):
@@ -138,7 +141,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
-        self._engine.dispose()
+        self._dispose()
 
 
 def _configure(connection: sqlite3.Connection, _: Any) -> None:

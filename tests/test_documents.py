@@ -503,3 +503,14 @@ def test_an_embedder_can_be_sent_to_another_process():
     from kvpacket_rag.embedding import SentenceEmbedder
 
     assert copy.deepcopy(SentenceEmbedder("some-name")).name == "some-name"
+
+
+def test_a_store_that_nobody_closes_lets_go_of_its_database(tmp_path, llama):
+    import gc
+    import warnings
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        DocumentStore.open(tmp_path / "kb", model=llama, embedder=HashEmbedder()).add([Document("Some text to keep.")])
+        gc.collect()
+    assert not [w for w in seen if issubclass(w.category, ResourceWarning)]
