@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvpacket_rag.adapter import Adapter as Adapter
     from kvpacket_rag.adopting import adopt as adopt
+    from kvpacket_rag.adopting import check_own as check_own
     from kvpacket_rag.anchor import Anchor as Anchor
     from kvpacket_rag.answer import Answer as Answer
     from kvpacket_rag.answer import AnswerStream as AnswerStream
     from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
+    from kvpacket_rag.component import LanguageModelComponent as LanguageModelComponent
+    from kvpacket_rag.configuration import DEFAULT_MODEL as DEFAULT_MODEL
     from kvpacket_rag.conversation import Conversation as Conversation
     from kvpacket_rag.conversation import Passage as Passage
     from kvpacket_rag.conversation import Reply as Reply
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
-    from kvpacket_rag.generator import configured as configured
+    from kvpacket_rag.model import SEPARATOR as SEPARATOR
     from kvpacket_rag.model import PacketModel as PacketModel
     from kvpacket_rag.model import PromptStyle as PromptStyle
     from kvpacket_rag.packet import Packet as Packet
@@ -51,6 +54,7 @@ _HOMES = {
     "BuildProgress": "building",
     "Chunk": "chunking",
     "Conversation": "conversation",
+    "DEFAULT_MODEL": "configuration",
     "Document": "chunking",
     "DocumentStore": "documents",
     "Embedder": "embedding",
@@ -58,17 +62,19 @@ _HOMES = {
     "GenerationConfig": "generator",
     "Hit": "retrieval",
     "KVPacketError": "errors",
+    "LanguageModelComponent": "component",
     "Packet": "packet",
     "PacketModel": "model",
     "Passage": "conversation",
     "PromptStyle": "model",
     "RAG": "rag",
     "Reply": "conversation",
+    "SEPARATOR": "model",
     "SentenceEmbedder": "embedding",
     "Turn": "conversation",
     "Vectors": "embedding",
     "adopt": "adopting",
-    "configured": "generator",
+    "check_own": "adopting",
     "embed_question": "embedding",
     "splice": "conversation",
     "steps_in_thread": "threads",
@@ -76,7 +82,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "DEFAULT_MODEL",
     "RAG",
+    "SEPARATOR",
     "Adapter",
     "Anchor",
     "Answer",
@@ -91,6 +99,7 @@ __all__ = [
     "GenerationConfig",
     "Hit",
     "KVPacketError",
+    "LanguageModelComponent",
     "Packet",
     "PacketModel",
     "Passage",
@@ -101,7 +110,7 @@ __all__ = [
     "Vectors",
     "__version__",
     "adopt",
-    "configured",
+    "check_own",
     "embed_question",
     "splice",
     "steps_in_thread",

@@ -1,14 +1,15 @@
-"""Texts that somebody else stores and finds: each becomes a document of one chunk, and so has a packet."""
+"""Documents that other software gives: texts it finds elsewhere, and ids it may use."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.errors import InputError
 
-__all__ = ["ADOPTED", "adopt"]
+__all__ = ["ADOPTED", "adopt", "check_own"]
 
 ADOPTED = "retrieved"
 """Source of adopted texts, and the beginning of their documents' ids."""
@@ -32,6 +33,14 @@ def adopt(store: DocumentStore, texts: Iterable[str]) -> dict[str, Chunk]:
             store.add(new)
             found |= {document.text: store.find_whole(document.text) for document in new}
     return {text: chunk for text, chunk in found.items() if chunk is not None}
+
+
+def check_own(store: DocumentStore, ids: Sequence[str], source: str, framework: str) -> None:
+    """Raise `InputError` if a document of one of these ids has another source than `source`, which stands for `framework`."""
+    if others := [hit.chunk.document for hit in store.of_documents(ids) if hit.source != source]:
+        raise InputError(
+            f"{others[0]!r} is a document of the store itself, added without {framework}; choose other ids."
+        )
 
 
 def _name(text: str) -> str:

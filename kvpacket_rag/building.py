@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import sqlalchemy as sa
 
+from kvpacket_rag import codec
 from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration
 from kvpacket_rag.database import Database, parts, read_fact, write_fact
@@ -185,8 +186,11 @@ class Builder:
                 present.update(connection.execute(rows).scalars())
         return set(contents) - present
 
-    def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, Packet]]:
-        """Encode chunks and write each packet to a file as it is ready; no row names the files yet."""
+    def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, bytes]]:
+        """Encode chunks and write each packet to a file as it is ready; no row names the files yet.
+
+        Yields what is known of each file, and its bytes.
+        """
         ids = [chunk.token_ids for chunk in chunks]
         # What is quantised is quantised from the numbers the model computed, not from rounded ones.
         kept = None if recipe.storage.bits else recipe.storage.dtype
@@ -199,9 +203,10 @@ class Builder:
         blobs: list[WrittenBlob] = []
         packets: dict[str, Packet] = {}
         try:
-            for blob, packet in self._write_packets(chunks, recipe):
+            for blob, data in self._write_packets(chunks, recipe):
                 blobs.append(blob)
-                packets[blob.content] = packet
+                # As it will be read again: a format may round.
+                packets[blob.content] = codec.decode(bytearray(data), recipe.fingerprint, blob.key[:12])
             with self._database.writing() as connection:
                 # A document may have been removed since the question found its chunks.
                 table = chunk_table.c.content

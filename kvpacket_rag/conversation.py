@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from kvpacket_rag.answer import AnswerStream, Timings, Usage
@@ -82,19 +81,14 @@ class Conversation:
         return cls(store.model, store, config or GenerationConfig())
 
     @classmethod
-    def open(
-        cls, store: DocumentStore | str | Path | None = None, model: PacketModel | str | None = None
-    ) -> Conversation:
-        """Converse with a store, or the folder it is in, or with a model alone.
+    def open(cls, store: DocumentStore | None = None, model: PacketModel | str | None = None) -> Conversation:
+        """Converse with a store, or with a model alone.
 
-        Raises `InputError` if the store was made with another model than the one given, `NotFoundError` without a
-        store in the folder.
+        Raises `InputError` if the store was made with another model than the one given.
         """
         if store is None:
             model = model or DEFAULT_MODEL
             return cls(PacketModel.from_pretrained(model) if isinstance(model, str) else model)
-        if not isinstance(store, DocumentStore):
-            return cls.over(DocumentStore.open(store, model=model, create=False))
         own = store.model
         same = {own.name, own.source} if isinstance(model, str) else {own.weights_hash}
         given = model.weights_hash if isinstance(model, PacketModel) else model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
 from kvpacket_rag.errors import DamagedError, InputError, NotFoundError, StoreError
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
-from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, inspect, list_documents, verify
+from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import LoadedPackets, Packet, content_hash
 from kvpacket_rag.remaking import drop_other_packets, rebuild_missing
@@ -153,9 +152,7 @@ class DocumentStore:
         read = read_paths(paths)
         check_sources(self.documents(), read.documents, self.folder)
         report = self.add(read.documents, progress=progress)
-        for name in vanished(self.documents(), read):
-            with contextlib.suppress(NotFoundError):  # another process was faster
-                self.remove(name)
+        self.discard(vanished(self.documents(), read))
         return replace(report, failed=read.failed)
 
     def remove(self, document_id: str) -> None:
@@ -168,15 +165,18 @@ class DocumentStore:
                 sa.select(document_table.c.id).where(document_table.c.name == document_id)
             ).scalar()
             if row is None:
-                names = list(connection.execute(sa.select(document_table.c.name)).scalars())
-                near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(
-                    document_id, names
+                raise NotFoundError(
+                    f"There is no document {document_id!r} in {self.folder}.{hint(connection, document_id)}"
                 )
-                hint = f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."
-                raise NotFoundError(f"There is no document {document_id!r} in {self.folder}.{hint}")
             files = self._packets.delete_unused(connection, delete_document(connection, row))
             raise_generation(connection)
         self._packets.unlink(files)
+
+    def discard(self, document_ids: Iterable[str]) -> None:
+        """Remove documents like `remove`; ids that are not there are ignored."""
+        for name in document_ids:
+            with contextlib.suppress(NotFoundError):
+                self.remove(name)
 
     def documents(self) -> list[StoredDocument]:
         """List the documents, by id."""
@@ -225,9 +225,11 @@ class DocumentStore:
         """Chunks of documents, with score 0, in the order they were added; ids that are not there are left out."""
         return self._retrieval.by_document(document_ids)
 
-    def vectors(self, chunk_ids: Sequence[str]) -> dict[str, Vectors]:
-        """Unit vectors [dimension] of chunks by id; ids that are not there are left out."""
-        return self._retrieval.vectors(chunk_ids)
+    def nearest_with_vectors(
+        self, vector: Vectors, k: int, *, filter: Filter | None = None
+    ) -> tuple[list[Hit], list[Vectors]]:
+        """Like `nearest`, with the unit vector [dimension] of each chunk, to choose among them."""
+        return self._retrieval.with_vectors(self.nearest(vector, k, filter=filter))
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
         """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.

@@ -38,12 +38,6 @@ class VectorIndex:
     def __len__(self) -> int:
         return len(self._ids)
 
-    @property
-    def ids(self) -> frozenset[int]:
-        """Ids in the index."""
-        with self._lock:
-            return frozenset(self._ids)
-
     def add(self, ids: list[int], vectors: Vectors) -> None:
         """Add vectors [n, dimension] of length 1; an id that is there already is replaced.
 

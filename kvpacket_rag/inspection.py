@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from kvpacket_rag.packet import Fingerprint, content_hash
 from kvpacket_rag.schema import chunks, documents, fingerprints, packets
 from kvpacket_rag.store import PacketStore
 
-__all__ = ["StoreInfo", "StoredDocument", "VerifyReport", "inspect", "list_documents", "verify"]
+__all__ = ["StoreInfo", "StoredDocument", "VerifyReport", "hint", "inspect", "list_documents", "verify"]
 
 
 @dataclass(frozen=True)
@@ -179,3 +180,10 @@ def _damaged_chunks(database: Database) -> list[str]:
             ):
                 found.append(f"the tokens of chunk {row.name} are not what was written")
     return found if len(lengths - {0}) <= 1 else [*found, "vectors of different lengths"]
+
+
+def hint(connection: sa.Connection, document_id: str) -> str:
+    """Say which documents may be meant by an id that is not there."""
+    names = list(connection.execute(sa.select(documents.c.name)).scalars())
+    near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(document_id, names)
+    return f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."

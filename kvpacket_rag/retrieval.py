@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.embedding import Vectors
-from kvpacket_rag.finding import TextFinder
+from kvpacket_rag.finding import SHORTEST, TextFinder
 from kvpacket_rag.index import VectorIndex
 from kvpacket_rag.schema import chunks, documents
 
@@ -134,7 +134,10 @@ class Retrieval:
 
     def find(self, text: str) -> list[Found]:
         """Find the chunks that stand in a text word for word, from left to right, none overlapping."""
-        matches = self._finder.fresh(TextFinder).find(text)
+        # Separators and tags between chunks are many, and hold none.
+        matches = self._finder.fresh(TextFinder).find(text) if len(text) >= SHORTEST else []
+        if not matches:
+            return []
         chunks = {row: hit.chunk for row, hit in self._by_row(match.id for match in matches).items()}
         # Equal hashes are no proof of equal texts, and a chunk may have been removed meanwhile.
         return [
@@ -143,14 +146,15 @@ class Retrieval:
             if match.id in chunks and chunks[match.id].text == text[match.start : match.stop]
         ]
 
-    def vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
-        """Unit vectors [dimension] of chunks by id; those that are not there are left out."""
-        found: dict[str, Vectors] = {}
+    def with_vectors(self, hits: Sequence[Hit]) -> tuple[list[Hit], list[Vectors]]:
+        """Chunks with the unit vector [dimension] of each; those removed meanwhile are left out."""
+        vectors: dict[str, Vectors] = {}
         with self._database.reading() as connection:
-            for part in parts(list(ids)):
+            for part in parts([hit.chunk.id for hit in hits]):
                 query = sa.select(chunks.c.name, chunks.c.vector).where(chunks.c.name.in_(part))
-                found.update((name, np.frombuffer(vector, dtype="<f4")) for name, vector in connection.execute(query))
-        return found
+                vectors.update((name, np.frombuffer(vector, dtype="<f4")) for name, vector in connection.execute(query))
+        hits = [hit for hit in hits if hit.chunk.id in vectors]
+        return hits, [vectors[hit.chunk.id] for hit in hits]
 
     def _matching(self, filter: Filter) -> list[int]:
         """Row ids of the chunks of documents that pass a filter."""
@@ -195,7 +199,7 @@ class Retrieval:
         """All chunks, by row id."""
         with self._database.reading() as connection:
             ids = list(connection.execute(sa.select(chunks.c.id).order_by(chunks.c.id)).scalars())
-        return [hit.chunk for hit in self._by_row(ids).values()]
+        return self.chunks(ids)
 
     def chunks(self, ids: Iterable[int]) -> list[Chunk]:
         """Chunks by row id."""

@@ -95,10 +95,10 @@ class PacketStore:
 
     # -- writing --------------------------------------------------------------------------------------------
 
-    def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, Packet]:
+    def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, bytes]:
         """Write a packet to a new file, flushed to disk. It counts only after `insert`.
 
-        Returns what is known of it, and the packet as it will be read again. Raises `StorageFullError` when the disk is full; nothing is left behind then.
+        Returns what is known of it, and the bytes written. Raises `StorageFullError` when the disk is full; nothing is left behind then.
         """
         fingerprint = recipe.fingerprint
         key = fingerprint.packet_key(packet.content)
@@ -107,7 +107,7 @@ class PacketStore:
         self._write_file(self.folder / file, data)
         digest = hashlib.sha256(data).hexdigest()
         blob = WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
-        return blob, codec.decode(bytearray(data), fingerprint, key[:12]) if recipe.storage.bits else packet
+        return blob, data
 
     def _write_file(self, path: Path, data: bytes) -> None:
         unfinished = path.with_suffix(".tmp")

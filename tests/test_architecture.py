@@ -36,6 +36,7 @@ LAYERS = [
     ["remaking", "ingestion"],
     ["documents"],
     ["rag", "conversation", "adopting"],
+    ["component"],
     ["baselines.base"],
     ["baselines.full", "baselines.packets", "baselines.repair"],
     ["baselines.epic", "baselines.cacheblend", "baselines.samkv", "baselines.a3", "baselines.random_tokens"],

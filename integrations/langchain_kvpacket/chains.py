@@ -15,9 +15,9 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableBindingBase
 
-from kvpacket_rag import PromptStyle, splice
+from kvpacket_rag import SEPARATOR, PromptStyle, splice
 from kvpacket_rag.errors import InputError
-from langchain_kvpacket.messages import SEPARATOR, document_block
+from langchain_kvpacket.messages import document_block, document_blocks
 
 __all__ = ["create_kvpacket_documents_chain", "create_kvpacket_retrieval_chain", "default_prompt"]
 
@@ -62,7 +62,8 @@ def create_kvpacket_documents_chain(
         documents = list(inputs[document_variable_name])
         # Nobody can write this mark: it is drawn for this prompt, and documents are put in after the prompt is made.
         mark = uuid.uuid4().hex
-        blocks = _blocks(documents[::-1] if best_last else documents, document_prompt, document_separator)
+        placed = documents[::-1] if best_last else documents
+        blocks = document_blocks(placed, document_separator, lambda document: _written(document, document_prompt))
         names = {"question": inputs.get("input"), "input": inputs.get("question")}
         values = {
             **{k: v for k, v in names.items() if v is not None},
@@ -75,21 +76,14 @@ def create_kvpacket_documents_chain(
     return (named | llm | (output_parser or StrOutputParser())).with_config(run_name="kvpacket_documents_chain")
 
 
-def _blocks(
-    documents: Sequence[Document], document_prompt: BasePromptTemplate[str] | None, separator: str
-) -> list[dict[str, Any]]:
-    """Text blocks of documents as the prompt writes them, those of their own texts apart from the rest."""
-    blocks: list[dict[str, Any]] = []
-    for document in documents:
-        if blocks:
-            blocks.append({"type": "text", "text": separator})
-        if document_prompt is None:
-            blocks.append(document_block(document))
-            continue
-        mark = uuid.uuid4().hex
-        marked = Document(mark, metadata=document.metadata, id=document.id)
-        blocks += _split(format_document(marked, document_prompt), mark, [document_block(document)])
-    return blocks
+def _written(document: Document, document_prompt: BasePromptTemplate[str] | None) -> list[dict[str, Any]]:
+    """Text blocks of a document as the prompt for documents writes it, its own text apart from the rest."""
+    block = document_block(document)
+    if document_prompt is None:
+        return [block]
+    mark = uuid.uuid4().hex
+    marked = Document(mark, metadata=document.metadata, id=document.id)
+    return _split(format_document(marked, document_prompt), mark, [block])
 
 
 def _split(text: str, mark: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams
@@ -15,16 +13,14 @@ from langchain_core.language_models.chat_models import BaseChatModel, agenerate_
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import PrivateAttr
 
 from kvpacket_rag import (
+    DEFAULT_MODEL,
     AnswerStream,
-    Conversation,
     DocumentStore,
     GenerationConfig,
-    PacketModel,
+    LanguageModelComponent,
     Reply,
-    configured,
     steps_in_thread,
 )
 from kvpacket_rag.errors import InputError
@@ -32,39 +28,16 @@ from langchain_kvpacket.messages import to_turns
 
 __all__ = ["ChatKVPacket"]
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 IGNORED = ("ls_structured_output_format", "stream_usage", "strict")
 """Call arguments of LangChain that mean nothing to a local model."""
 
 
-class ChatKVPacket(BaseChatModel):
+class ChatKVPacket(LanguageModelComponent, BaseChatModel):
     """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
 
     Whatever the prompt says around the chunks is computed. Answers say what came from packets in
     `usage_metadata["input_token_details"]["cache_read"]` and `response_metadata["kvpacket"]`.
     """
-
-    store: DocumentStore | str | Path | None = None
-    """The store, or the folder it is in; without one everything is computed."""
-    model: PacketModel | str | None = None
-    """Default the store's own."""
-    method: Literal["packet", "full"] = "packet"
-    """"full" computes the chunks as well, for comparison."""
-    max_tokens: int | None = None
-    """Longest answer, tokens; default 256."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: list[str] | None = None
-    """Texts that end the answer; they are cut off."""
-
-    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
-    _kb: DocumentStore | None = PrivateAttr(default=None)
-    _talk: Conversation | None = PrivateAttr(default=None)
 
     @property
     def _llm_type(self) -> str:
@@ -75,14 +48,15 @@ class ChatKVPacket(BaseChatModel):
         """Name of the model, as given or recorded in the store."""
         if self.model is not None:
             return self.model if isinstance(self.model, str) else self.model.name
-        return DEFAULT_MODEL if self.store is None else self._opened().settings.model
+        store = self.opened_store
+        return DEFAULT_MODEL if store is None else store.settings.model
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Settings and names, for tracing; loads nothing."""
         store = self.store.folder if isinstance(self.store, DocumentStore) else self.store
-        settings = {name: getattr(self, name) for name in (*SETTINGS, "method", "max_tokens", "stop")}
-        return {"model": self.model_name, "store": None if store is None else str(store), **settings}
+        about = {"model": self.model_name, "store": None if store is None else str(store), "method": self.method}
+        return {**about, **self.own_settings}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """Name all that an answer depends on besides its messages: a part of the key of LangChain's cache."""
@@ -92,39 +66,14 @@ class ChatKVPacket(BaseChatModel):
             identity |= {"store": str(talk.store.folder), **asdict(talk.store.settings)}
         return f"{super()._get_llm_string(stop=stop, **kwargs)}---{json.dumps(identity, sort_keys=True)}"
 
-    def _opened(self) -> DocumentStore:
-        """The store; its model is not loaded."""
-        with self._lock:
-            if self._kb is None:
-                store = self.store
-                if not isinstance(store, DocumentStore):
-                    store = DocumentStore.open(store or "", model=self.model, create=False)
-                self._kb = store
-            return self._kb
-
-    @property
-    def conversation(self) -> Conversation:
-        """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
-        store = None if self.store is None else self._opened()
-        with self._lock:
-            if self._talk is None:
-                self._talk = Conversation.open(store, self.model)
-            return self._talk
-
     def _config(self, stop: list[str] | None, settings: dict[str, Any]) -> GenerationConfig:
         """Settings of one call."""
         if settings.get("tools"):
             raise InputError("ChatKVPacket calls no tools; leave them out.")
         if settings.get("model", self.model_name) != self.model_name:
             raise InputError(f"This is {self.model_name}; make another ChatKVPacket for {settings['model']!r}.")
-        own = {name: getattr(self, name) for name in SETTINGS}
-        defaults = configured(
-            GenerationConfig(max_new_tokens=256),
-            {**own, "max_tokens": self.max_tokens, "stop": self.stop},
-            "ChatKVPacket",
-        )
         asked = {name: value for name, value in settings.items() if name not in ("method", "model", "tools", *IGNORED)}
-        return configured(defaults, {**asked, "stop": stop}, "ChatKVPacket")
+        return self.generation({**asked, "stop": stop})
 
     def _start(
         self, messages: list[BaseMessage], config: GenerationConfig, settings: dict[str, Any]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
 
-from kvpacket_rag import Passage, Turn
+from kvpacket_rag import SEPARATOR, Passage, Turn
 from kvpacket_rag.errors import InputError
 from langchain_kvpacket.documents import chunk_id
 
-__all__ = ["SEPARATOR", "document_block", "document_blocks", "format_packets", "to_turns"]
-
-SEPARATOR = "\n\n"
-"""Between documents: what stands at the end of every packet."""
+__all__ = ["document_block", "document_blocks", "format_packets", "to_turns"]
 
 
 def document_block(document: Document) -> dict[str, Any]:
@@ -24,13 +21,17 @@ def document_block(document: Document) -> dict[str, Any]:
     return {"type": "text", "text": document.page_content, "extras": extras}
 
 
-def document_blocks(documents: Iterable[Document], separator: str = SEPARATOR) -> list[dict[str, Any]]:
-    """Give documents as blocks, with the separator between them."""
+def document_blocks(
+    documents: Iterable[Document],
+    separator: str = SEPARATOR,
+    write: Callable[[Document], list[dict[str, Any]]] = lambda document: [document_block(document)],
+) -> list[dict[str, Any]]:
+    """Give documents as blocks, with the separator between them. write: gives the blocks of one."""
     blocks: list[dict[str, Any]] = []
     for document in documents:
         if blocks:
             blocks.append({"type": "text", "text": separator})
-        blocks.append(document_block(document))
+        blocks += write(document)
     return blocks
 
 

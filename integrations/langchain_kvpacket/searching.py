@@ -25,11 +25,9 @@ def diverse(
     """
     if not 0 <= lambda_mult <= 1:
         raise InputError(f"lambda_mult must be between 0 and 1, got {lambda_mult}.")
-    hits = store.nearest(vector, max(k, fetch_k), filter=filter)
+    hits, vectors = store.nearest_with_vectors(vector, max(k, fetch_k), filter=filter)
     if not hits:
         return []
-    vectors = store.vectors([hit.chunk.id for hit in hits])
-    hits = [hit for hit in hits if hit.chunk.id in vectors]  # some may have been removed meanwhile
-    rows = [vectors[hit.chunk.id].tolist() for hit in hits]
+    rows = [row.tolist() for row in vectors]
     chosen = maximal_marginal_relevance(np.asarray(vector), rows, lambda_mult=lambda_mult, k=k)
     return [hits[number] for number in chosen]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from langchain_core.vectorstores import VectorStore
 
 import kvpacket_rag
 from kvpacket_rag import DocumentStore, Embedder, Filter, Hit, PacketModel
-from kvpacket_rag.errors import InputError, NotFoundError
+from kvpacket_rag.errors import InputError
 from langchain_kvpacket.documents import WHOLE, to_document
 from langchain_kvpacket.embeddings import KVPacketEmbeddings, LangChainEmbedder
 from langchain_kvpacket.searching import diverse, relevance
@@ -80,10 +79,7 @@ class KVPacketVectorStore(VectorStore):
             )
             for name, document in zip(names, documents, strict=True)
         }
-        if others := [hit.chunk.document for hit in self.store.of_documents(list(new)) if hit.source != WHOLE]:
-            raise InputError(
-                f"{others[0]!r} is a document of the store itself, added without LangChain; choose other ids."
-            )
+        kvpacket_rag.check_own(self.store, list(new), WHOLE, "LangChain")
         self.store.add(list(new.values()))
         return names
 
@@ -96,10 +92,7 @@ class KVPacketVectorStore(VectorStore):
         if ids is None:
             ids = [document.id for document in self.store.documents() if document.source == WHOLE]
         own = {hit.chunk.document: hit.source == WHOLE for hit in self.store.of_documents(ids)}
-        for name in ids:
-            if own.get(name):
-                with contextlib.suppress(NotFoundError):  # another process was faster
-                    self.store.remove(name)
+        self.store.discard(name for name, ours in own.items() if ours)
         return all(own.values()) and not self.store.get(ids)
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:

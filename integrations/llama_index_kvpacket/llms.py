@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -24,19 +22,8 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
-from pydantic import ConfigDict, PrivateAttr
 
-from kvpacket_rag import (
-    AnswerStream,
-    Conversation,
-    DocumentStore,
-    GenerationConfig,
-    PacketModel,
-    Reply,
-    Turn,
-    configured,
-    steps_in_thread,
-)
+from kvpacket_rag import AnswerStream, LanguageModelComponent, Reply, Turn, steps_in_thread
 from kvpacket_rag.errors import InputError
 from llama_index_kvpacket.events import KVPacketAnswerEvent, KVPacketLoadEvent
 
@@ -44,52 +31,25 @@ __all__ = ["KVPacketLLM", "cost", "to_turns"]
 
 dispatcher = get_dispatcher(__name__)
 
-SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 ROLES = {
     MessageRole.SYSTEM: "system", MessageRole.DEVELOPER: "system", MessageRole.USER: "user",
     MessageRole.ASSISTANT: "assistant", MessageRole.CHATBOT: "assistant", MessageRole.MODEL: "assistant",
 }  # fmt: skip
 
 
-class KVPacketLLM(CustomLLM):
+class KVPacketLLM(LanguageModelComponent, CustomLLM):
     """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
 
     Prompts are put into the model's own chat template; a completion is the answer to one user message.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    store: DocumentStore | str | Path | None = None
-    """The store, or the folder it is in; without one everything is computed."""
-    model: PacketModel | str | None = None
-    """Default the store's own."""
-    method: Literal["packet", "full"] = "packet"
-    """"full" computes the chunks as well, for comparison."""
     max_tokens: int = 256
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: list[str] | None = None
-    """Texts that end the answer; they are cut off."""
-
-    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
-    _talk: Conversation | None = PrivateAttr(default=None)
+    """Longest answer, tokens."""
 
     @classmethod
     def class_name(cls) -> str:
         """Name of the component."""
         return "KVPacketLLM"
-
-    @property
-    def conversation(self) -> Conversation:
-        """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
-        with self._lock:
-            if self._talk is None:
-                self._talk = Conversation.open(self.store, self.model)
-            return self._talk
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -101,8 +61,7 @@ class KVPacketLLM(CustomLLM):
 
     def to_payload(self) -> dict[str, Any]:
         """What LlamaIndex's callbacks tell of a model; asked for in the event loop, so nothing is loaded for it."""
-        settings = {name: getattr(self, name) for name in (*SETTINGS, "max_tokens", "method")}
-        return {"class_name": self.class_name(), **settings}
+        return {"class_name": self.class_name(), "method": self.method, **self.own_settings}
 
     async def apredict(self, *args: Any, **kwargs: Any) -> str:
         """The same as of any model; the model is loaded outside the event loop."""
@@ -116,13 +75,8 @@ class KVPacketLLM(CustomLLM):
 
     def converse(self, turns: Sequence[Turn], **settings: Any) -> AnswerStream[Reply]:
         """Stream the next turn. Raises `InputError` for a setting that is none."""
-        method: Literal["packet", "full"] = settings.pop("method", None) or self.method
-        own = {name: getattr(self, name) for name in SETTINGS}
-        defaults = configured(
-            GenerationConfig(), {**own, "max_tokens": self.max_tokens, "stop": self.stop}, "KVPacketLLM"
-        )
-        config = configured(defaults, settings, "KVPacketLLM")
-        stream = self.conversation.stream(turns, method=method, config=config)
+        method = settings.pop("method", None) or self.method
+        stream = self.conversation.stream(turns, method=method, config=self.generation(settings))
         reply = stream.answer
         dispatcher.event(
             KVPacketLoadEvent(

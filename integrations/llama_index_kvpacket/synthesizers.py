@@ -21,7 +21,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers.base import BaseSynthesizer, QueryTextType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from kvpacket_rag import AnswerStream, Passage, PromptStyle, Reply, Turn, splice, steps_in_thread
+from kvpacket_rag import SEPARATOR, AnswerStream, Passage, PromptStyle, Reply, Turn, splice, steps_in_thread
 from kvpacket_rag.errors import InputError
 from llama_index_kvpacket.llms import KVPacketLLM, cost, to_turns
 from llama_index_kvpacket.nodes import content
@@ -29,8 +29,6 @@ from llama_index_kvpacket.nodes import content
 __all__ = ["KVPacketSynthesizer"]
 
 dispatcher = get_dispatcher(__name__)
-
-SEPARATOR = "\n\n"
 
 
 class KVPacketSynthesizer(BaseSynthesizer):
@@ -118,8 +116,8 @@ class KVPacketSynthesizer(BaseSynthesizer):
         else:
             asked = _text(query)
             with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: asked}) as event:
-                stream = self._model.converse(self._turns(asked, [content(found.node) for found in nodes]))
-                told, sources = self._told(nodes), [*nodes, *(additional_source_nodes or ())]
+                stream = self._model.converse(self._turns(asked, _texts(nodes)))
+                told, sources = _told(nodes), [*nodes, *(additional_source_nodes or ())]
                 pieces = self._noting(stream, told)
                 response = (
                     StreamingResponse(pieces, source_nodes=sources, metadata=told)
@@ -146,9 +144,8 @@ class KVPacketSynthesizer(BaseSynthesizer):
         else:
             asked = _text(query)
             with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: asked}) as event:
-                turns = self._turns(asked, [content(found.node) for found in nodes])
-                stream = await self._model.converse_in_thread(turns)
-                told, sources = self._told(nodes), [*nodes, *(additional_source_nodes or ())]
+                stream = await self._model.converse_in_thread(self._turns(asked, _texts(nodes)))
+                told, sources = _told(nodes), [*nodes, *(additional_source_nodes or ())]
                 pieces = steps_in_thread(self._noting(stream, told))
                 response = (
                     AsyncStreamingResponse(pieces, source_nodes=sources, metadata=told)
@@ -158,10 +155,6 @@ class KVPacketSynthesizer(BaseSynthesizer):
                 event.on_end(payload={EventPayload.RESPONSE: response})
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
-
-    def _told(self, nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
-        """What is known of an answer before it is made: its nodes' metadata, as other synthesizers give it."""
-        return {found.node.node_id: found.node.metadata for found in nodes}
 
     def _noting(self, stream: AnswerStream[Reply], told: dict[str, Any]) -> Generator[str, None, None]:
         """Pieces of an answer; what it cost is added to `told` when it ends or is stopped."""
@@ -173,3 +166,12 @@ class KVPacketSynthesizer(BaseSynthesizer):
 
 def _text(query: QueryTextType) -> str:
     return query.query_str if isinstance(query, QueryBundle) else query
+
+
+def _texts(nodes: Sequence[NodeWithScore]) -> list[str]:
+    return [content(found.node) for found in nodes]
+
+
+def _told(nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
+    """What is known of an answer before it is made: its nodes' metadata, as other synthesizers give it."""
+    return {found.node.node_id: found.node.metadata for found in nodes}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -69,11 +68,7 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         embeddings are of another length than the stored ones, `InputError` for ids of documents that are not LlamaIndex's.
         """
         new = {node.node_id: to_document(node) for node in nodes if content(node).strip()}
-        for hit in self._store.of_documents(list(new)):
-            if hit.source != NODES:
-                raise InputError(
-                    f"{hit.chunk.document!r} is a document of the store itself, added without LlamaIndex; choose other ids."
-                )
+        kvpacket_rag.check_own(self._store, list(new), NODES, "LlamaIndex")
         self._store.add(list(new.values()))
         return [node.node_id for node in nodes]
 
@@ -112,10 +107,11 @@ class KVPacketVectorStore(BasePydanticVectorStore):
 
     def _remove(self, chosen: Callable[[Mapping[str, Any]], bool], node_ids: Sequence[str] | None = None) -> None:
         ids = None if node_ids is None else set(node_ids)
-        for document in self._store.documents():
-            if document.source == NODES and (ids is None or document.id in ids) and chosen(document.metadata):
-                with contextlib.suppress(NotFoundError):  # another process was faster
-                    self._store.remove(document.id)
+        self._store.discard(
+            document.id
+            for document in self._store.documents()
+            if document.source == NODES and (ids is None or document.id in ids) and chosen(document.metadata)
+        )
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Nodes by id and filters, all without either; those that are not there are left out."""
@@ -146,12 +142,10 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         if mode is VectorStoreQueryMode.DEFAULT:
             return _result(self._store.nearest(vector, query.similarity_top_k, filter=among))
         if mode is VectorStoreQueryMode.MMR:
-            hits = self._store.nearest(vector, MMR_FETCHED * query.similarity_top_k, filter=among)
-            vectors = self._store.vectors([hit.chunk.id for hit in hits])
-            hits = [hit for hit in hits if hit.chunk.id in vectors]  # some may have been removed meanwhile
+            hits, vectors = self._store.nearest_with_vectors(vector, MMR_FETCHED * query.similarity_top_k, filter=among)
             threshold = kwargs.get("mmr_threshold", query.mmr_threshold)
             _, chosen = get_top_k_mmr_embeddings(
-                vector.tolist(), [vectors[hit.chunk.id].tolist() for hit in hits], similarity_top_k=query.similarity_top_k,
+                vector.tolist(), [row.tolist() for row in vectors], similarity_top_k=query.similarity_top_k,
                 embedding_ids=list(range(len(hits))), mmr_threshold=threshold,
             )  # fmt: skip
             return _result([hits[number] for number in chosen])
