@@ -157,11 +157,13 @@ class Retrieval:
         return hits, [vectors[hit.chunk.id] for hit in hits]
 
     def _matching(self, filter: Filter) -> list[int]:
-        """Row ids of the chunks of documents that pass a filter."""
+        """Row ids of the chunks of documents that pass a filter; it never sees documents that searches do not find."""
+        found = sa.select(chunks.c.id, chunks.c.document_id).where(sa.func.length(chunks.c.vector) > 0)
         with self._database.reading() as connection:
+            pairs = connection.execute(found).fetchall()
+            searched = {document for _, document in pairs}
             rows = connection.execute(sa.select(documents.c.id, documents.c.metadata)).fetchall()
-            wanted = {row.id for row in rows if passes(filter, row.metadata)}
-            pairs = connection.execute(sa.select(chunks.c.id, chunks.c.document_id)).fetchall()
+            wanted = {row.id for row in rows if row.id in searched and passes(filter, row.metadata)}
         return [chunk for chunk, document in pairs if document in wanted]
 
     def hits(self, scores: Mapping[int, float]) -> list[Hit]:

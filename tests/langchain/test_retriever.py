@@ -236,6 +236,8 @@ def test_adopted_texts_are_found_by_their_text_alone_and_encoded_once(open_store
     assert store.info().packets == before.packets + 2
     assert all(FOREIGN[0].page_content != d.page_content for d in KVPacketRetriever(store=store, k=9).invoke("keeper"))
     assert len(store.find(FOREIGN[0].page_content)) == 1
+    strict = KVPacketRetriever(store=store, k=9, filter=lambda metadata: metadata["part"] == "care")
+    assert {d.metadata["part"] for d in strict.invoke("lamp")} == {"care"}  # never asked about adopted texts
     assert store.verify().clean
 
 
