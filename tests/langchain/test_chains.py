@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -27,16 +23,7 @@ from langchain_kvpacket import (
     create_kvpacket_retrieval_chain,
 )
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "langchain"
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # pydantic looks names up there
-    spec.loader.exec_module(module)
-    return module
+from ..watching import example
 
 
 class Seen(BaseCallbackHandler):
@@ -81,7 +68,7 @@ def both(store: DocumentStore, build: Any, question: Any) -> tuple[str, str, See
 
 @pytest.mark.parametrize("name", ["lcel", "stuff", "rerank", "multi_query"])
 def test_a_chain_answers_from_packets_as_with_full_prefill(handbook_store: DocumentStore, name: str):
-    module = example(name)
+    module = example(f"langchain/{name}.py")
     ours, theirs, seen = both(handbook_store, module.build, module.QUESTION)
     assert "94 days" in ours
     assert "94 days" in theirs
@@ -92,7 +79,7 @@ def test_a_chain_answers_from_packets_as_with_full_prefill(handbook_store: Docum
 
 
 def test_a_conversation_goes_on_from_packets_and_answers_as_with_full_prefill(handbook_store: DocumentStore):
-    module = example("conversation")
+    module = example("langchain/conversation.py")
     seen = Seen()
     chain = module.build(handbook_store, ChatKVPacket(store=handbook_store, max_tokens=32))
     answers = module.converse(chain.with_config(callbacks=[seen]), module.QUESTIONS)
@@ -108,7 +95,7 @@ def test_a_conversation_goes_on_from_packets_and_answers_as_with_full_prefill(ha
 
 
 def test_a_batch_of_ten_equals_ten_questions_and_answers_as_with_full_prefill(handbook_store: DocumentStore):
-    module = example("batch")
+    module = example("langchain/batch.py")
     chain = module.build(handbook_store, ChatKVPacket(store=handbook_store, max_tokens=12))
     seen = Seen()
     found = chain.batch(module.QUESTIONS, config={"callbacks": [seen]})

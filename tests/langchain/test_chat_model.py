@@ -28,6 +28,7 @@ from kvpacket_rag.model import PacketModel
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever, format_packets
 
 from ..conftest import blob_bytes, tiny_model
+from ..watching import ticking
 
 
 @pytest.fixture
@@ -191,15 +192,6 @@ async def test_fifty_questions_at_once_are_answered(chat: ChatKVPacket, store: D
 
 
 async def test_the_event_loop_goes_on_while_a_model_is_loaded_and_an_answer_made(store: DocumentStore, monkeypatch):
-    late = []
-
-    async def tick() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.01)
-            late.append(time.perf_counter() - began - 0.01)
-
-    ticking = asyncio.create_task(tick())
     chat = ChatKVPacket(store=store, max_tokens=60)
     opening = Conversation.open
 
@@ -208,10 +200,10 @@ async def test_the_event_loop_goes_on_while_a_model_is_loaded_and_an_answer_made
         return opening(*args)
 
     monkeypatch.setattr(Conversation, "open", slow)
-    await chat.ainvoke(prompt_of(store, 0, 1, 2))
-    async for _ in chat.astream(prompt_of(store, 0, 1, 2)):
-        pass
-    ticking.cancel()
+    async with ticking() as late:
+        await chat.ainvoke(prompt_of(store, 0, 1, 2))
+        async for _ in chat.astream(prompt_of(store, 0, 1, 2)):
+            pass
     assert len(late) > 30
     assert max(late) < 0.4  # a busy machine may be late by itself; blocked, it would be 0.5 s and more
 

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 from ..notebooks import run_notebook
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from ..watching import EXAMPLES
 
 
 def test_the_notebook_runs_and_needs_three_changed_lines(tmp_path: Path):

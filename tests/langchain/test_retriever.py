@@ -19,6 +19,7 @@ from kvpacket_rag.errors import InputError
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 
 from ..conftest import HANDBOOK, HashEmbedder, handbook
+from ..watching import encoding
 
 QUESTION = "How long does the battery of the lamp last?"
 
@@ -222,15 +223,7 @@ def test_adopted_texts_are_found_by_their_text_alone_and_encoded_once(open_store
     store.add(handbook())
     before = store.info()
     retriever = KVPacketRetriever(base_retriever=Fixed(documents=FOREIGN), store=store)
-    built: list[int] = []
-    original = type(store.model)._encode_batch
-
-    def counted(self, chunks, *args):
-        built.append(len(chunks))
-        return original(self, chunks, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(store.model), "_encode_batch", counted)
+    with encoding(store.model) as built:
         retriever.batch(["Who?"] * 8)
     assert sum(built) == 2
     assert store.info().packets == before.packets + 2

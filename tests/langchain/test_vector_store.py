@@ -18,6 +18,7 @@ from kvpacket_rag.model import PacketModel
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever, KVPacketVectorStore, LangChainEmbedder
 
 from ..conftest import HANDBOOK, handbook
+from ..watching import encoding
 
 COLOURS = [f"The house of number {n} is painted in colour {n}." for n in range(12)]
 
@@ -243,15 +244,7 @@ def test_indexing_in_batches_again_encodes_nothing_with_the_scoped_cleanup(vecto
         "key_encoder": "sha256",
     }
     index(documents, manager, vectors, **options)
-    built: list[int] = []
-    original = type(vectors.store.model)._encode_batch
-
-    def counted(self: PacketModel, chunks: list[Any], *args: Any) -> Any:
-        built.append(len(chunks))
-        return original(self, chunks, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(vectors.store.model), "_encode_batch", counted)
+    with encoding(vectors.store.model) as built:
         assert index(documents, manager, vectors, **options)["num_skipped"] == 12
     assert built == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -14,21 +13,16 @@ from kvpacket_rag.model import PacketModel
 from llama_index_kvpacket import KVPacketEmbedding
 
 from ..notebooks import run_notebook
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from ..watching import EXAMPLES, example
 
 
 def test_an_engine_with_three_changed_lines_answers_the_same_from_packets(tmp_path: Path):
-    spec = importlib.util.spec_from_file_location("example_engine", EXAMPLES / "llama_index" / "engine.py")
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    engines = example("llama_index/engine.py")
     model = PacketModel.from_pretrained("smollm2-135m-instruct")
-    index = VectorStoreIndex(example.nodes(EXAMPLES / "corpus"), embed_model=KVPacketEmbedding())
-    theirs = example.before(index, model).query(example.QUESTION)
-    engine = example.after(index, model, tmp_path / "kb")
-    ours = engine.query(example.QUESTION)
+    index = VectorStoreIndex(engines.nodes(EXAMPLES / "corpus"), embed_model=KVPacketEmbedding())
+    theirs = engines.before(index, model).query(engines.QUESTION)
+    engine = engines.after(index, model, tmp_path / "kb")
+    ours = engine.query(engines.QUESTION)
     sources = [found.node.node_id for found in theirs.source_nodes]
     assert [found.node.node_id for found in ours.source_nodes] == sources
     assert "94 days" in theirs.response
@@ -37,7 +31,7 @@ def test_an_engine_with_three_changed_lines_answers_the_same_from_packets(tmp_pa
     told = ours.metadata["kvpacket"]
     context = sum(len(model.text.plain(found.node.get_content("llm"))) for found in ours.source_nodes)
     assert told["packet_tokens"] >= 0.9 * context
-    assert engine.query(example.QUESTION).metadata["kvpacket"]["packets_built"] == 0
+    assert engine.query(engines.QUESTION).metadata["kvpacket"]["packets_built"] == 0
 
 
 def test_the_notebook_runs_and_needs_three_changed_lines(tmp_path: Path):

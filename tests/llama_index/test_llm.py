@@ -20,6 +20,7 @@ from kvpacket_rag.errors import BudgetError, InputError
 from llama_index_kvpacket import KVPacketAnswerEvent, KVPacketLLM, KVPacketLoadEvent, KVPacketRetriever
 
 from ..conftest import tiny_model
+from ..watching import ticking
 
 
 def prompt_of(store: DocumentStore, *numbers: int) -> str:
@@ -89,14 +90,6 @@ def test_messages_other_than_text_of_three_roles_are_refused(llm: KVPacketLLM):
 
 
 async def test_ten_questions_at_once_equal_ten_in_a_row_and_the_loop_goes_on(llm, store: DocumentStore, monkeypatch):
-    late: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.01)
-            late.append(time.perf_counter() - began - 0.01)
-
     prompts = [prompt_of(store, n % 4) for n in range(10)]
     expected = [llm.complete(prompt).text for prompt in prompts]
     opening = Conversation.open
@@ -107,11 +100,10 @@ async def test_ten_questions_at_once_equal_ten_in_a_row_and_the_loop_goes_on(llm
 
     monkeypatch.setattr(Conversation, "open", slow)
     llm = KVPacketLLM(store=store, max_tokens=10)
-    ticking = asyncio.create_task(tick())
-    found = await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
-    await llm.achat(user(prompts[0]))
-    assert await llm.apredict(PromptTemplate("{text}"), text=prompts[0]) == expected[0]
-    ticking.cancel()
+    async with ticking() as late:
+        found = await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
+        await llm.achat(user(prompts[0]))
+        assert await llm.apredict(PromptTemplate("{text}"), text=prompts[0]) == expected[0]
     assert [response.text for response in found] == expected
     assert len(late) > 30
     assert max(late) < 0.4  # a busy machine may be late by itself; blocked, it would be 0.5 s and more

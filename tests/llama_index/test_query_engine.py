@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +29,7 @@ from llama_index_kvpacket import (
 )
 
 from ..conftest import HANDBOOK, HashEmbedder
+from ..watching import ticking
 
 QUESTION = "How long does the battery of the lamp last?"
 
@@ -278,18 +278,9 @@ def test_an_embedding_given_with_the_question_is_used(store: DocumentStore, embe
 
 
 async def test_ten_queries_at_once_leave_the_event_loop_free(engine: KVPacketQueryEngine):
-    late: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.01)
-            late.append(time.perf_counter() - began - 0.01)
-
     expected = engine.query(QUESTION).response
-    ticking = asyncio.create_task(tick())
-    found = await asyncio.gather(*(engine.aquery(QUESTION) for _ in range(10)))
-    ticking.cancel()
+    async with ticking() as late:
+        found = await asyncio.gather(*(engine.aquery(QUESTION) for _ in range(10)))
     assert [response.response for response in found] == [expected] * 10
     assert max(late) < 0.4  # a busy machine may be late by itself
 
