@@ -10,6 +10,7 @@ each layer concatenates.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.packet import GroupStates, StateLayout
+from kvpacket_rag.model.memory import ContextMemory, Lease
+from kvpacket_rag.packet import GroupStates, LayerGroup, StateLayout
 from kvpacket_rag.rope import rotate_into
 
 __all__ = ["ContextCache", "GrowingCache"]
@@ -72,8 +74,10 @@ class _Buffer:
 class ContextCache(Cache):  # type: ignore[misc]
     """Keys and values of B contexts with room for `slots` tokens each."""
 
-    def __init__(self, layout: StateLayout, buffers: tuple[_Buffer, ...], length: int) -> None:
-        self.layout, self._buffers = layout, buffers
+    def __init__(
+        self, layout: StateLayout, buffers: tuple[_Buffer, ...], length: int, lease: Lease | None = None
+    ) -> None:
+        self.layout, self._buffers, self._lease = layout, buffers, lease
         layers: list[Any] = [DummyLayer() for _ in range(layout.n_layers)]
         for group, buffer in zip(layout.groups, buffers, strict=True):
             for row, layer in enumerate(group.layers):
@@ -83,18 +87,31 @@ class ContextCache(Cache):  # type: ignore[misc]
 
     @classmethod
     def allocate(
-        cls, layout: StateLayout, rows: int, slots: int, dtype: torch.dtype, device: torch.device
+        cls,
+        layout: StateLayout,
+        rows: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: ContextMemory | None = None,
     ) -> ContextCache:
-        """Make an empty cache of `rows` contexts with `slots` slots each. The memory is not initialised."""
+        """Make an empty cache of `rows` contexts with `slots` slots each. Its memory is not initialised.
 
-        def empty(layers: int, shape: tuple[int, int]) -> Tensor:
-            return torch.empty((layers, rows, shape[0], slots, shape[1]), dtype=dtype, device=device)
+        memory: where to take it from if `device` is a CPU; the cache, and those that share it, give it back when they end.
+        """
 
-        buffers = tuple(
-            _Buffer(empty(len(group.layers), group.key_shape), empty(len(group.layers), group.value_shape))
-            for group in layout.groups
-        )
-        return cls(layout, buffers, 0)
+        def shapes(group: LayerGroup) -> list[tuple[int, ...]]:
+            return [
+                (len(group.layers), rows, heads, slots, width) for heads, width in (group.key_shape, group.value_shape)
+            ]
+
+        if memory is None or device.type != "cpu":
+            buffers = [_Buffer(*(torch.empty(s, dtype=dtype, device=device) for s in shapes(g))) for g in layout.groups]
+            return cls(layout, tuple(buffers), 0)
+        numbers = sum(math.prod(shape) for group in layout.groups for shape in shapes(group))
+        lease = memory.lease(numbers * dtype.itemsize)
+        buffers = [_Buffer(*(lease.take(shape, dtype) for shape in shapes(group))) for group in layout.groups]
+        return cls(layout, tuple(buffers), 0, lease)
 
     @property
     def length(self) -> int:
@@ -116,11 +133,11 @@ class ContextCache(Cache):  # type: ignore[misc]
         buffers = tuple(
             _Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers
         )
-        return ContextCache(self.layout, buffers, length)
+        return ContextCache(self.layout, buffers, length, self._lease)
 
     def filled(self, length: int) -> ContextCache:
         """Share the same memory as a cache whose first `length` slots count as filled."""
-        return ContextCache(self.layout, self._buffers, length)
+        return ContextCache(self.layout, self._buffers, length, self._lease)
 
     def compact(self, slots: Tensor) -> ContextCache:
         """Move the named slots [n], in rising order, to the front; the cache given back counts only them as filled."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from kvpacket_rag.errors import KVPacketError, UnsupportedModelError
+from kvpacket_rag.model.attention import use_grouped_attention
 from kvpacket_rag.model.turns import Turns
 
 __all__ = ["Forward"]
@@ -29,6 +30,7 @@ class Forward:
         Raises `UnsupportedModelError` if it takes no explicit positions.
         """
         self.hf = hf_model.eval().requires_grad_(False)
+        use_grouped_attention(hf_model)
         self._decoder = hf_model.get_decoder() or hf_model
         self._turn = Turns()
         parameters = inspect.signature(hf_model.forward).parameters

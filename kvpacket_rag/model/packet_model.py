@@ -23,6 +23,7 @@ from kvpacket_rag.model.fixed import FixedStates
 from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
+from kvpacket_rag.model.memory import ContextMemory
 from kvpacket_rag.model.size import ModelSize, model_size
 from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks, short_hash
 from kvpacket_rag.shipped import shipped_adapter
@@ -64,7 +65,7 @@ class PacketModel:
         self.source = source or self.name
         """What `from_pretrained` needs to load it again."""
         self.text = TextCodec(tokenizer)
-        self._fixed = FixedStates()
+        self._fixed, self._memory = FixedStates(), ContextMemory()
         self.hidden_size = int(self._forward.embed(torch.zeros(1, dtype=torch.long)).shape[-1])
         self.vocabulary_size = int(hf_model.config.get_text_config().vocab_size)
         self.max_positions = position_limit(hf_model.config)
@@ -188,7 +189,7 @@ class PacketModel:
         """Make an empty cache for `rows` contexts of up to `slots` tokens."""
         if self._differentiable:
             return GrowingCache(self.layout, rows, self.dtype, self.device)
-        return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device)
+        return ContextCache.allocate(self.layout, rows, slots, self.dtype, self.device, self._memory)
 
     def forward(
         self,
@@ -281,9 +282,8 @@ class PacketModel:
     def _encode_batch(
         self, chunks: list[Sequence[int]], anchor: tuple[int, ...], storage: torch.dtype
     ) -> Iterator[Packet]:
-        header, trailer = len(self.adapter.header), len(self.adapter.trailer)
+        header, trailer, start = len(self.adapter.header), len(self.adapter.trailer), len(anchor)
         longest = max(map(len, chunks)) + header + trailer
-        start = len(anchor)
         cache = self.allocate(start + longest, rows=len(chunks))
         if anchor:
             cache.place(self.fixed_states(anchor), delta=0)
