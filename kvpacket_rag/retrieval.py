@@ -130,7 +130,11 @@ class Retrieval:
         """Find the k chunks nearest a unit vector among those that pass the filter, best first."""
         index = self._index.fresh(lambda: VectorIndex(len(vector)))
         among = None if filter is None else self._matching(filter)
-        return self.hits({neighbour.id: neighbour.score for neighbour in index.search(vector, k, among=among)})
+        found = index.search(vector, k, among=among)
+        hits, vectors = self.with_vectors(self.hits({neighbour.id: neighbour.score for neighbour in found}))
+        # The index rounds vectors; those stored are exact.
+        exact = [replace(hit, score=float(vector @ own)) for hit, own in zip(hits, vectors, strict=True)]
+        return sorted(exact, key=lambda hit: hit.score, reverse=True)
 
     def find(self, text: str) -> list[Found]:
         """Find the chunks that stand in a text word for word, from left to right, none overlapping."""
