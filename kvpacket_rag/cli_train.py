@@ -56,6 +56,14 @@ StartName = Annotated[
     ),
 ]
 
+Initial = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of an adapter to start from, such as one an earlier run did not offer; judged as if without.",
+        show_default=False,
+    ),
+]
+
 
 @train.command("train")
 def train_command(
@@ -71,6 +79,7 @@ def train_command(
     held_out: Annotated[int, typer.Option(help="More questions of each kind, to choose and judge by.")] = 16,
     parts: Parts = "anchor=256",
     start: StartName = "present",
+    initial: Initial = None,
     anchor: Annotated[str, typer.Option(help="What chunks see in training, without a trained anchor.")] = "passages",
     first_anchor: Annotated[str, typer.Option(help="The same for the chunk that stands first.")] = "opening",
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 60,
@@ -103,11 +112,12 @@ def train_command(
         material = _from_store(kb, model, n, held_out, seed, folder)
     else:
         material = _from_files(data or [], kinds or [], model, n, held_out, seed)
-    _tell(_train(material, config, folder), out_file, folder)
+    _tell(_train(material, config, folder, initial), out_file, folder)
 
 
-def _train(material: Material, config: DistillConfig, folder: Path) -> Trained:
+def _train(material: Material, config: DistillConfig, folder: Path, initial: Path | None) -> Trained:
     """Train with a progress bar, and write the report of the run."""
+    from kvpacket_rag.adapter import Adapter
     from kvpacket_rag.training import distill
     from kvpacket_rag.training.report import write_report
 
@@ -121,8 +131,9 @@ def _train(material: Material, config: DistillConfig, folder: Path) -> Trained:
                 shown.update(task, held=f"{state.fidelity:.4f}")
 
         trained = distill(
-            material.model, material.lessons, material.held_out, folder, config, data=material.data, progress=show
-        )
+            material.model, material.lessons, material.held_out, folder, config,
+            initial=Adapter.load(initial) if initial else None, data=material.data, progress=show,
+        )  # fmt: skip
     write_report(trained, config, folder)
     return trained
 

@@ -207,6 +207,20 @@ def test_an_adapter_that_is_worse_in_one_domain_is_not_accepted(llama: PacketMod
     assert not distill(llama, lessons, lessons, tmp_path, config).accepted
 
 
+def test_a_run_may_start_from_an_adapter_and_is_judged_against_the_model_without_it(llama: PacketModel, tmp_path: Path):
+    config = replace(QUICK, sizes=Sizes(bridge=2), start=Start.PRESENT, learning_rate=1e-9)
+    lessons = lessons_of(llama)
+    initial = Adapter.of(start_values(llama, Sizes(bridge=2), Start.RANDOM, seed=5))
+    trained = distill(llama, lessons[:4], lessons[4:], tmp_path / "a", config, initial=initial)
+    plain = distill(llama, lessons[:4], lessons[4:], tmp_path / "b", config)
+    assert torch.allclose(trained.adapter.bridge, initial.bridge, atol=1e-5)
+    assert trained.without == plain.without
+    with pytest.raises(InputError, match="another initial"):
+        distill(llama, lessons[:4], lessons[4:], tmp_path / "b", config, initial=initial)
+    with pytest.raises(InputError, match="start=present"):
+        distill(llama, lessons[:4], lessons[4:], tmp_path, replace(config, start=Start.MEAN), initial=initial)
+
+
 def test_the_card_says_what_was_trained_and_survives_the_file(llama: PacketModel, tmp_path: Path):
     lessons = lessons_of(llama, 2)
     trained = distill(llama, lessons, lessons, tmp_path, replace(QUICK, steps=1), data="biographies")

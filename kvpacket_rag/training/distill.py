@@ -68,12 +68,18 @@ class _Run:
     """One training run: parameters, optimiser, history."""
 
     def __init__(
-        self, model: PacketModel, lessons: Lessons, held_out: Lessons, config: DistillConfig, folder: Path
+        self,
+        model: PacketModel,
+        lessons: Lessons,
+        held_out: Lessons,
+        config: DistillConfig,
+        folder: Path,
+        initial: Adapter | None,
     ) -> None:
         self.lessons, self.held_out, self.config, self.folder = lessons, held_out, config, folder
         self.before = model.adapter if config.start is Start.PRESENT else None
-        """What the run starts from, and has to beat."""
-        start = start_values(model, config.sizes, config.start, config.seed)
+        """What the run has to beat."""
+        start = start_values(model.with_adapter(initial or model.adapter), config.sizes, config.start, config.seed)
         model = self.model = model.with_adapter(None)
         self.parts = {name: value.clone().requires_grad_(len(value) > 0) for name, value in start.items()}
         self.learned = {name: part for name, part in self.parts.items() if part.requires_grad}
@@ -86,6 +92,7 @@ class _Run:
         self.started_with = {
             "model": model.weights_hash,
             "before": self.before.digest if self.before else "none",
+            "initial": initial.digest if initial else "none",
             "config": asdict(config),
             "lessons": lessons.digest,
             "held_out": held_out.digest,
@@ -189,24 +196,29 @@ def distill(
     folder: Path,
     config: DistillConfig | None = None,
     *,
+    initial: Adapter | None = None,
     data: str = "",
     progress: ProgressReport | None = None,
 ) -> Trained:
     """Train an adapter for a model, or go on with the run in `folder`.
 
-    lessons, held_out: prompts (`draw_lessons`); taught answers are kept in `folder`. data: the training data in
-    words, for the card. Raises `InputError` if there are no lessons, or the folder holds another run.
+    lessons, held_out: prompts (`draw_lessons`); taught answers are kept in `folder`. initial: an adapter to start
+    from instead of the model's own, such as the outcome of an earlier run; the gate still judges against the model as
+    it came. data: the training data in words, for the card. Raises `InputError` if there are no lessons, or the
+    folder holds another run.
     """
     config = config or DistillConfig()
     if not lessons or not held_out:
         raise InputError(f"Training needs lessons and held-out lessons; got {len(lessons)} and {len(held_out)}.")
+    if initial is not None and config.start is not Start.PRESENT:
+        raise InputError(f"An initial adapter goes with start={Start.PRESENT}; got start={config.start}.")
     folder.mkdir(parents=True, exist_ok=True)
     base = model.with_adapter(None)
 
     def taught(part: Sequence[Lesson]) -> Lessons:
         return Lessons(base, part, folder / "taught", answer_tokens=config.answer_tokens)
 
-    run = _Run(model, taught(lessons), taught(held_out), config, folder)
+    run = _Run(model, taught(lessons), taught(held_out), config, folder, initial)
     if not run.without:
         run.without = run.measure(run.before)
     while not run.finished():
