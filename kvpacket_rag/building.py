@@ -21,6 +21,7 @@ from kvpacket_rag.embedding import Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, KVPacketError
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.precision import Storage
+from kvpacket_rag.quantised import dense
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
@@ -282,7 +283,7 @@ def raise_generation(connection: sa.Connection) -> None:
 def _check_finite(packet: Packet, storage: Storage) -> None:
     """Refuse to store states that a narrower number format cannot hold."""
     if storage.name == "float16" and not all(
-        s.keys.isfinite().all() and s.values.isfinite().all() for s in packet.states
+        dense(part).isfinite().all() for s in packet.states for part in (s.keys, s.values)
     ):
         raise KVPacketError(
             "Some states are too large for float16 packets. Open the store with storage='bfloat16' or 'float32'."

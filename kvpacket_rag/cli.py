@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
+from kvpacket_rag.cli_speed import speed
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json, print_verification
@@ -30,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+bench.add_typer(speed)
 app.add_typer(bench, name="bench")
 app.add_typer(train)
 

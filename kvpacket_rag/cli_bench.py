@@ -1,4 +1,4 @@
-"""`kvpacket bench`: measurements on this machine."""
+"""`kvpacket bench fidelity`: how near packets come to full prefill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kvpacket_rag.errors import InputError
 from kvpacket_rag.terminal import bar, err, make_folder
 
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
@@ -26,33 +25,6 @@ Format = Annotated[
         help="squad, nq, musique, hotpotqa or jsonl for a file; biography or needle for made-up questions, without a file.",
     ),
 ]
-
-
-@bench.command()
-def ttft(
-    model: Annotated[
-        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
-    ] = "smollm2-135m-instruct",
-    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for report.json and report.md.")] = Path(
-        "bench-out"
-    ),
-    repeats: Annotated[int, typer.Option(help="Measurements of each kind.")] = 5,
-) -> None:
-    """Time to first token: full prefill, packets from memory and from disk, and the limit (the question alone)."""
-    from kvpacket_rag.bench.ttft import measure, write_report
-
-    try:
-        wanted = [int(length) for length in lengths.split(",")]
-    except ValueError as error:
-        raise InputError(f"--lengths must be numbers with commas, such as 512,1024; got {lengths!r}.") from error
-    make_folder(out_folder)
-    with bar("{task.completed}/{task.total}") as shown:
-        task = shown.add_task("Measuring", total=None)
-        report = measure(
-            model, wanted, repeats=repeats, progress=lambda done, total: shown.update(task, completed=done, total=total)
-        )
-    sys.stdout.write(write_report(report, out_folder) + "\n")
 
 
 @bench.command()

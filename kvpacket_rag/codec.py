@@ -1,7 +1,7 @@
 """Packets to bytes and back: the safetensors format, with what the packet is in its metadata.
 
-Layout: 8 bytes little-endian length of the header, the header (JSON), then the tensors. Reading copies nothing
-unless numbers are quantised: the tensors of a decoded packet share the memory of the buffer they were read into.
+Layout: 8 bytes little-endian length of the header, the header (JSON), then the tensors. Reading copies nothing:
+the tensors of a decoded packet share the memory of the buffer they were read into.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError
 from kvpacket_rag.packet import FORMAT_VERSION, Fingerprint, GroupStates, Packet
-from kvpacket_rag.precision import STORAGE, Blocks, Storage, dequantize_states, quantize_states
+from kvpacket_rag.precision import CHANNELS, TOKENS, Storage, quantize_states
+from kvpacket_rag.quantised import Quantised, dense
 
 __all__ = ["decode", "encode"]
 
@@ -32,11 +33,11 @@ def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
     tensors = {"token_ids": torch.tensor(packet.token_ids, dtype=torch.int32)}
     for number, states in enumerate(packet.states):
         if storage.bits:
-            for name, blocks in zip(KINDS, quantize_states(states, storage.bits), strict=True):
+            for name, blocks in zip(KINDS, _quantised(states, storage.bits), strict=True):
                 parts = {"codes": blocks.codes, "steps": blocks.steps, "lows": blocks.lows}
                 tensors |= {f"{name}.{number}.{part}": t for part, t in parts.items() if t is not None}
         else:
-            tensors |= {f"keys.{number}": states.keys, f"values.{number}": states.values}
+            tensors |= {f"keys.{number}": dense(states.keys), f"values.{number}": dense(states.values)}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     about = {
         "format": FORMAT_VERSION,
@@ -47,12 +48,11 @@ def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
         "groups": len(packet.states),
     }
     if storage.bits:
-        about["dtype"] = str(storage.dtype).removeprefix("torch.")
-        about["shapes"] = [[list(group.keys.shape), list(group.values.shape)] for group in packet.states]
+        about["widths"] = [[group.keys.shape[-1], group.values.shape[-1]] for group in packet.states]
     return bytes(save(tensors, metadata={METADATA: json.dumps(about, sort_keys=True)}))
 
 
-def decode(data: bytearray, fingerprint: Fingerprint, name: str) -> Packet:
+def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) -> Packet:
     """Packet in `data`, whose tensors keep `data` alive.
 
     Raises `MismatchError` when it was made under another fingerprint or format, `DamagedError` when the bytes are
@@ -60,7 +60,7 @@ def decode(data: bytearray, fingerprint: Fingerprint, name: str) -> Packet:
     """
     try:
         (size,) = struct.unpack_from("<Q", data)
-        header: dict[str, Any] = json.loads(data[8 : 8 + size])
+        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + size]))
         about = json.loads(header.pop("__metadata__")[METADATA])
         if about["format"] != FORMAT_VERSION:
             raise MismatchError(
@@ -90,21 +90,31 @@ def decode(data: bytearray, fingerprint: Fingerprint, name: str) -> Packet:
         raise DamagedError(f"Packet {name} cannot be decoded: {error}. Run `kvpacket verify --repair`.") from error
 
 
+def _quantised(states: GroupStates, bits: int) -> tuple[Quantised, Quantised]:
+    """States in few bits: as they are if they came so, else quantised."""
+    if isinstance(states.keys, Quantised) and isinstance(states.values, Quantised):
+        return states.keys, states.values
+    return quantize_states(states, bits)
+
+
 def _states(tensors: dict[str, Tensor], about: dict[str, Any], number: int) -> GroupStates:
-    """States of a layer group, dequantised if need be."""
-    if "dtype" not in about:
+    """States of a layer group, as they were stored."""
+    if "widths" not in about:
         return GroupStates(tensors[f"keys.{number}"], tensors[f"values.{number}"])
     keys, values = (
-        Blocks(
-            tensors[f"{name}.{number}.codes"], tensors[f"{name}.{number}.steps"], tensors.get(f"{name}.{number}.lows")
+        Quantised(
+            tensors[f"{name}.{number}.codes"],
+            tensors[f"{name}.{number}.steps"],
+            tensors.get(f"{name}.{number}.lows"),
+            int(width),
+            dim,
         )
-        for name in KINDS
+        for name, width, dim in zip(KINDS, about["widths"][number], (TOKENS, CHANNELS), strict=True)
     )
-    shapes = tuple(tuple(int(n) for n in shape) for shape in about["shapes"][number])
-    return dequantize_states(keys, values, shapes, STORAGE[about["dtype"]].dtype)
+    return GroupStates(keys, values)
 
 
-def _tensor(data: bytearray, base: int, entry: dict[str, Any]) -> Tensor:
+def _tensor(data: bytearray | memoryview, base: int, entry: dict[str, Any]) -> Tensor:
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop <= len(data) - base:
         raise DamagedError(f"A tensor is said to lie at bytes {start} to {stop} of {len(data) - base}.")

@@ -27,7 +27,7 @@ from kvpacket_rag.errors import DamagedError, InputError, NotFoundError, StoreEr
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import LoadedPackets, Packet, content_hash
+from kvpacket_rag.packet import LoadedPackets, content_hash
 from kvpacket_rag.remaking import drop_other_packets, rebuild_missing
 from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
 from kvpacket_rag.schema import documents as document_table
@@ -236,10 +236,9 @@ class DocumentStore:
 
         Raises `DamagedError` if a stored packet is not what was written.
         """
-        found: list[Packet | None] = []
-        for place, chunk in enumerate(chunks):
-            recipe = self._configuration.recipe(place)
-            found.append(self._packets.get(recipe.fingerprint.packet_key(chunk.content), recipe.fingerprint))
+        prints = [self._configuration.recipe(place).fingerprint for place in range(len(chunks))]
+        keys = [fingerprint.packet_key(chunk.content) for fingerprint, chunk in zip(prints, chunks, strict=True)]
+        found = self._packets.get_each(list(zip(keys, prints, strict=True)))
         missing = [place for place, packet in enumerate(found) if packet is None]
         for first in (True, False):
             places = [place for place in missing if (place == 0) is first]

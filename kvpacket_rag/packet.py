@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvpacket_rag.errors import InputError, MismatchError
+from kvpacket_rag.quantised import Quantised
 from kvpacket_rag.rope import Rotation
 
 if TYPE_CHECKING:
@@ -140,15 +141,22 @@ class StateLayout:
 
 @dataclass(frozen=True, eq=False)
 class GroupStates:
-    """Keys [L, H, T, D] and values [L, H, T, D'] of one layer group."""
+    """Keys [L, H, T, D] and values [L, H, T, D'] of one layer group, as tensors or in few bits."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | Quantised
+    values: Tensor | Quantised
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both tensors."""
+        """Bytes of both."""
         return self.keys.nbytes + self.values.nbytes
+
+    def first(self, count: int) -> GroupStates:
+        """The first `count` of T, sharing memory."""
+        keys, values = (
+            p.first(count) if isinstance(p, Quantised) else p[:, :, :count] for p in (self.keys, self.values)
+        )
+        return GroupStates(keys, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +208,7 @@ class Packet:
         if tokens == len(self.token_ids):
             return self
         end = self.header + tokens
-        states = tuple(GroupStates(group.keys[:, :, :end], group.values[:, :, :end]) for group in self.states)
+        states = tuple(group.first(end) for group in self.states)
         return Packet(self.token_ids[:tokens], self.header, 0, self.base_position, states)
 
     @cached_property

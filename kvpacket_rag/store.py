@@ -10,19 +10,21 @@ import errno
 import hashlib
 import os
 import secrets
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
 from kvpacket_rag.database import Database, parts
 from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
 from kvpacket_rag.packet import Fingerprint, Packet
+from kvpacket_rag.ram import RamTier
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import chunks, fingerprints, packets
 
@@ -31,6 +33,8 @@ __all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
 DEFAULT_RAM_BYTES = 2 << 30
 """Bytes of packets kept in memory by default."""
 WRITE_TRIES = 5
+READERS = min(4, os.cpu_count() or 1)
+"""Packets read at a time for a question."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,44 +58,12 @@ class BlobsLostError(Exception):
         self.blobs = blobs
 
 
-class _RamTier:
-    """The packets used last, up to a number of bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max, self._bytes = max_bytes, 0
-        self._packets: OrderedDict[str, Packet] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: str) -> Packet | None:
-        with self._lock:
-            if (packet := self._packets.get(key)) is not None:
-                self._packets.move_to_end(key)
-            return packet
-
-    def put(self, key: str, packet: Packet) -> None:
-        with self._lock:
-            if packet.nbytes > self._max:
-                return
-            if (old := self._packets.pop(key, None)) is not None:
-                self._bytes -= old.nbytes
-            self._packets[key] = packet
-            self._bytes += packet.nbytes
-            while self._bytes > self._max:
-                self._bytes -= self._packets.popitem(last=False)[1].nbytes
-
-    def forget(self, keys: Iterable[str] | None = None) -> None:
-        with self._lock:
-            for key in list(self._packets) if keys is None else keys:
-                if (packet := self._packets.pop(key, None)) is not None:
-                    self._bytes -= packet.nbytes
-
-
 class PacketStore:
     """Packets by key, in files below `folder` with rows in `database`."""
 
     def __init__(self, database: Database, folder: Path, *, ram_bytes: int = DEFAULT_RAM_BYTES) -> None:
         self._database, self.folder = database, folder
-        self._ram = _RamTier(ram_bytes)
+        self._ram = RamTier(ram_bytes)
 
     # -- writing --------------------------------------------------------------------------------------------
 
@@ -214,34 +186,51 @@ class PacketStore:
         """
         if (packet := self._ram.get(key)) is not None:
             return packet
+        data = self.fetch(key)
+        return None if data is None else self._decode(key, fingerprint, data)
+
+    def _decode(self, key: str, fingerprint: Fingerprint, data: memoryview) -> Packet:
+        packet = codec.decode(data, fingerprint, key[:12])
+        if fingerprint.packet_key(packet.content) != key:
+            raise DamagedError(f"The file of packet {key[:12]} holds another packet. Run `kvpacket verify --repair`.")
+        self._ram.put(key, packet)
+        return packet
+
+    def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | None]:
+        """Give several packets, each as `get` gives it; those that are not in memory are read and checked side by side."""
+        found = [self._ram.get(key) for key, _ in wanted]
+        missing = [number for number, packet in enumerate(found) if packet is None]
+        if len(missing) < 2:
+            return [packet or self.get(*one) for packet, one in zip(found, wanted, strict=True)]
+        with ThreadPoolExecutor(min(READERS, len(missing))) as pool:
+            # Decoding stays here: several threads that use torch at once would wait for each other.
+            for number, data in zip(missing, pool.map(self.fetch, [wanted[n][0] for n in missing]), strict=True):
+                found[number] = None if data is None else self._decode(*wanted[number], data)
+        return found
+
+    def fetch(self, key: str) -> memoryview | None:
+        """Bytes of a packet's file, or None if the store has none; raises `DamagedError` if they are not what was written."""
         with self._database.reading() as connection:
             row = connection.execute(
                 sa.select(packets.c.file, packets.c.sha256, packets.c.bytes).where(packets.c.key == key)
             ).first()
-        if row is None:
-            return None
-        data = self._read(row.file, row.bytes)
-        if data is None:
+        if row is None or (data := self._read(row.file, row.bytes)) is None:
             return None
         if hashlib.sha256(data).hexdigest() != row.sha256:
             raise DamagedError(
                 f"The file of packet {key[:12]} ({row.file}) is not what was written. Run `kvpacket verify --repair`."
             )
-        packet = codec.decode(data, fingerprint, key[:12])
-        if fingerprint.packet_key(packet.content) != key:
-            raise DamagedError(
-                f"The file of packet {key[:12]} ({row.file}) holds another packet. Run `kvpacket verify --repair`."
-            )
-        self._ram.put(key, packet)
-        return packet
+        return data
 
-    def _read(self, file: str, size: int) -> bytearray | None:
+    def _read(self, file: str, size: int) -> memoryview | None:
         """Bytes of a file, read once into memory of our own, so that nobody can change them afterwards."""
-        data = bytearray(size)
+        memory: Any = np.empty(size, np.uint8)
+        memory.fill(0)  # a first touch from within a system call costs twice as much
+        data = memoryview(memory)
         try:
             with (self.folder / file).open("rb", buffering=0) as source:
-                view, got = memoryview(data), 0
-                while got < size and (n := source.readinto(view[got:])):
+                got = 0
+                while got < size and (n := source.readinto(data[got:])):
                     got += n
                 exact = got == size and not source.read(1)
         except FileNotFoundError:

@@ -1,51 +1,163 @@
-"""The benchmark measures what it says and writes what it measured. No time is asserted."""
+"""The benchmarks measure what they say and write what they measured. No time is asserted."""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
+import torch
 
-from kvpacket_rag.bench.ttft import markdown, measure, write_report
-from kvpacket_rag.database import Database
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.baselines import make_methods
+from kvpacket_rag.bench import ttft
+from kvpacket_rag.bench.build import measure_build
+from kvpacket_rag.bench.decode import measure_decode
+from kvpacket_rag.bench.load import measure_load
+from kvpacket_rag.bench.material import make_material
+from kvpacket_rag.bench.peers import measure_peers
+from kvpacket_rag.bench.report import Column, Report, Table, markdown, write_report
+from kvpacket_rag.bench.store import measure_store, searcher
+from kvpacket_rag.bench.timing import Spread, Way, interleaved, ratio
+from kvpacket_rag.errors import InputError, MissingDependencyError, ModelLoadError
+from kvpacket_rag.model.reference import Reference
+from kvpacket_rag.model.shapes import random_model
+
+from .conftest import HashEmbedder
 
 
 @pytest.fixture(scope="module")
 def report(llama):
-    return measure(llama, [256, 512, 100_000], repeats=2)
+    return ttft.measure_ttft(
+        llama,
+        [256, 512, 100_000],
+        repeats=2,
+        storage="int8",
+        others=make_methods(["epic-10"]),
+        search=searcher(HashEmbedder()),
+    )
+
+
+def test_ways_take_turns_and_preparations_are_not_counted():
+    order = []
+    ways = {name: Way(lambda name=name: order.append(name), before=lambda: order.append("before")) for name in "abc"}
+    seconds = interleaved(ways, 3)
+    runs = [name for name in order if name != "before"]
+    rounds = [runs[at : at + 3] for at in range(0, len(runs), 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert {one[0] for one in rounds[1:]} == {"a", "b", "c"}
+    assert order[::2] == ["before"] * 12
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_ratios_are_made_within_rounds():
+    assert ratio({"a": [1.0, 4.0], "b": [2.0, 2.0]}, "a", "b") == Spread(1.25, 0.5, 2.0)
 
 
 def test_every_length_has_a_row_and_lengths_beyond_the_window_are_named(report):
-    assert [(row.context_tokens, row.packets) for row in report.rows] == [(256, 1), (512, 2)]
-    assert report.skipped == (100_000,)
+    first, steps = report.tables
+    assert [row["context"] for row in first.rows] == [row["context"] for row in steps.rows] == [256, 512]
+    assert "Left out, beyond the model's window: 100,000." in report.notes
+    for row in first.rows:
+        assert {"full", "ram", "disk", "limit", "epic-10", "ram_over_limit"} <= set(row)
+        assert row["ram"].low / row["limit"].high <= row["ram_over_limit"].median <= row["ram"].high / row["limit"].low
+    assert {"embed", "search", "load", "decode", "assemble", "question", "choose"} < set(steps.rows[0])
 
 
-def test_ratios_are_of_the_same_run(report):
-    for row in report.rows:
-        assert 0 < row.full.low <= row.full.median <= row.full.high
-        assert row.ram.low / row.limit.high <= row.ram_over_limit.median <= row.ram.high / row.limit.low
-
-
-def test_the_report_is_written_as_json_and_markdown(report, tmp_path):
+def test_a_report_is_written_as_json_markdown_and_a_picture(report, tmp_path):
     shown = write_report(report, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["rows"][1]["context_tokens"] == 512
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written["tables"][0]["rows"][1]["context"] == 512
+    assert set(written["tables"][0]["rows"][0]["full"]) == {"median", "low", "high"}
     assert (tmp_path / "out" / "report.md").read_text().strip() == shown == markdown(report)
-    assert "Left out, beyond the model's window: 100000." in shown
+    assert "storage int8" in shown
+    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cells_show_the_median_with_its_spread():
+    columns = Column("a", "A", "fine ms"), Column("b", "B", "percent"), Column("c", "C", "count")
+    row = {"a": Spread(0.0123, 0.01, 0.02), "b": 0.5, "c": None}
+    shown = markdown(Report("T", {"threads": 2}, (Table("", columns, (row,)),)))
+    assert "| 12.30 ms (10.00–20.00) | 50 % | – |" in shown
+    assert shown.startswith("T: threads 2.")
 
 
 @pytest.mark.parametrize(("lengths", "repeats"), [([], 1), ([10], 1), ([9000], 1), ([256], 0)])
 def test_lengths_and_repeats_that_cannot_be_measured_are_refused(llama, lengths, repeats):
     with pytest.raises(InputError):
-        measure(llama, lengths, repeats=repeats)
+        ttft.measure_ttft(llama, lengths, repeats=repeats)
 
 
-def test_all_ways_choose_a_token_from_the_same_context(llama, tmp_path):
-    from kvpacket_rag.bench import ttft
+def test_all_ways_choose_a_token_from_the_same_context(llama):
+    with make_material(llama, 2) as material:
+        ways = ttft._ways(material, 2, ())
+        chosen = {}
+        for name in ("ram", "disk", "limit", "cold", "limit"):
+            ways[name].before()
+            chosen.setdefault(ways[name].run(), []).append(name)
+    assert len(chosen) == 1
 
-    database = Database(tmp_path / "store.db")
-    ways = ttft._prepare(llama, 2, database).ways(2)
-    ram, disk, limit = (int(ways[name]()) for name in ("ram", "disk", "limit"))
-    assert ram == disk == limit
-    assert int(ways["limit"]()) == limit
-    database.close()
+
+def test_decoding_goes_on_alike_in_this_package_and_in_transformers(llama):
+    ids = list(range(7, 60))
+    reference = Reference(llama)
+    theirs = reference.generate([*ids, 9], reference.prefill([ids]), 12).tolist()
+    cache = llama.allocate(80)
+    llama.forward(cache, ids)
+    ours, token = [], 9
+    for _ in range(12):
+        token = int(llama.forward(cache, [token])[0].argmax())
+        ours.append(token)
+    assert ours == theirs
+    row = measure_decode(llama, [256], tokens=3, repeats=1).tables[0].rows[0]
+    assert row["ratio"].median == pytest.approx(row["ours"].median / row["generate"].median)
+
+
+def test_the_reference_has_transformers_own_attention_and_leaves_the_model_as_it_was(llama):
+    before = llama._hf.config._attn_implementation
+    cache = Reference(llama).prefill([[7, 8, 9], [9, 8, 7]])
+    assert llama._hf.config._attn_implementation == before
+    ours = llama.allocate(3, rows=2)
+    llama.forward(ours, torch.tensor([[7, 8, 9], [9, 8, 7]]))
+    for number, layer in enumerate(cache.layers):
+        assert torch.allclose(layer.keys, ours.layer_states(number)[0], atol=1e-5)
+
+
+def test_building_is_compared_for_each_length(llama):
+    found = measure_build(llama, [32, 16], repeats=1).tables[0]
+    assert [row["tokens"] for row in found.rows] == [16, 32]
+    assert all(row["packets_over_plain"].median > 0 and row["stored"].median > 0 for row in found.rows)
+
+
+def test_a_store_is_measured_by_format_and_by_number_of_vectors(llama):
+    packets, search = measure_store(
+        llama, [100], embedder=HashEmbedder(), storages=("float32", "int8"), repeats=1
+    ).tables
+    assert [row["storage"] for row in packets.rows] == ["float32", "int8"]
+    assert packets.rows[0]["share"] == 1
+    assert 0.2 < packets.rows[1]["share"] < 0.5
+    assert search.rows[0]["vectors"] == 100
+    assert search.rows[0]["open"] > 0
+
+
+def test_load_is_measured_for_each_number_of_clients(llama):
+    (table,) = measure_load(llama, [2, 1], questions=3, embedder=HashEmbedder()).tables
+    assert [row["clients"] for row in table.rows] == [1, 2]
+    assert all(0 < row["p50"] <= row["p99"] and row["full_rate"] > 0 for row in table.rows)
+    with pytest.raises(InputError, match="at least 1"):
+        measure_load(llama, [0])
+
+
+def test_peers_are_measured_without_llama_cpp_unless_a_file_is_given(llama, tmp_path, monkeypatch):
+    main, beside = measure_peers(llama, [512], repeats=1).tables
+    assert {"ram", "disk", "full", "reload"} <= set(main.rows[0])
+    assert [column.key for column in beside.columns] == ["context", "full_over_ram", "reload_over_ram"]
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(MissingDependencyError, match="bench"):
+        measure_peers(llama, [512], gguf=tmp_path / "model.gguf")
+
+
+def test_a_shape_that_is_unknown_or_a_device_that_is_not_there_is_named():
+    with pytest.raises(InputError, match=r"llama-3\.1-8b"):
+        random_model("llama-9")
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        random_model("llama-3.1-8b", device="nowhere")

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import sqlite3
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from kvpacket_rag import codec
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.chunking import Document
 from kvpacket_rag.errors import DamagedError, InputError, MismatchError, StorageFullError, StoreError
-from kvpacket_rag.precision import dequantize, quantize, storage_named
+from kvpacket_rag.packet import GroupStates
+from kvpacket_rag.precision import storage_named
+from kvpacket_rag.quantised import blocks_of, dense, quantize
 from kvpacket_rag.recipe import PacketRecipe
 
 from .conftest import HANDBOOK, blob_bytes, handbook, tiny_model
@@ -246,7 +249,7 @@ def test_a_quantised_packet_is_read_back_to_half_a_step_and_is_small(storage, st
     again = codec.decode(bytearray(data), recipe.fingerprint, "p")
     for one, two in zip(packet.states, again.states, strict=True):
         for kind, dim in (("keys", -2), ("values", -1)):
-            before, after = getattr(one, kind), getattr(two, kind).float()
+            before, after = getattr(one, kind), dense(getattr(two, kind))
             assert after.shape == before.shape
             for block, read in zip(before.split(64, dim), after.split(64, dim), strict=True):
                 span = block.abs().amax(dim, keepdim=True) * (2 if steps == 15 else 1)
@@ -268,8 +271,8 @@ def test_what_is_answered_from_a_packet_just_built_is_what_is_answered_after_rea
         read = store.packets([chunk])
         assert (built.built, read.built) == (1, 0)
         for one, two in zip(built.packets[0].states, read.packets[0].states, strict=True):
-            assert torch.equal(one.keys, two.keys)
-            assert torch.equal(one.values, two.values)
+            assert torch.equal(dense(one.keys), dense(two.keys))
+            assert torch.equal(dense(one.values), dense(two.values))
         assert store.settings.storage == storage
         assert not store.verify().damaged
 
@@ -284,9 +287,41 @@ def test_numbers_of_every_size_and_shape_survive_quantising():
         ):
             for bits in (8, 4):
                 for dim in (-2, -1):
-                    read = dequantize(quantize(numbers, bits, dim), shape, dim, torch.float32)
+                    read = dense(quantize(numbers, bits, dim))
                     assert torch.isfinite(read).all()
                     assert (read - numbers).abs().max() <= numbers.abs().max() * (0.14 if bits == 4 else 0.01) + 1e-7
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dim", [-2, -1])
+def test_quantised_numbers_are_cut_and_read_in_blocks_as_whole(bits, dim):
+    numbers = torch.randn(5, 2, 130, 7)
+    small = quantize(numbers, bits, dim)
+    whole = dense(small)
+    assert small.shape == numbers.shape
+    assert small.nbytes < numbers.nbytes / 2
+    for count in (1, 64, 65, 130):
+        assert torch.equal(dense(small.first(count)), whole[:, :, :count])
+    parts = list(blocks_of(small))
+    assert [part.start for part, _ in parts] == [0, 64, 128]
+    assert torch.equal(torch.cat([part for _, part in parts], 2), whole)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3-latent"])
+def test_a_quantised_packet_is_placed_as_its_numbers_are(storage, name):
+    packet, recipe = made(storage, name)
+    small = codec.decode(bytearray(bytes_of(packet, recipe)), recipe.fingerprint, "p")
+    plain = replace(small, states=tuple(GroupStates(dense(s.keys), dense(s.values)) for s in small.states))
+    caches = []
+    for one in (small, plain, small.cut(3), plain.cut(3)):
+        caches.append(tiny_model(name).allocate(small.length + 5))
+        caches[-1].place(one.states, delta=7)
+    for first, second in ((0, 1), (2, 3)):
+        length = caches[first].length
+        for a, b in zip(*(caches[n].read(0, 0, length, torch.float32) for n in (first, second)), strict=True):
+            assert torch.equal(a.keys, b.keys)
+            assert torch.equal(a.values, b.values)
 
 
 def test_numbers_too_large_to_quantise_are_refused_with_what_to_do():

@@ -1,247 +1,192 @@
-"""Time to first token, from the question's tokens to the choice of the answer's first token; search is left out.
+"""Time to first token, from the question's tokens to the choice of the answer's first token.
 
-Four ways to the same point, measured in turns: full prefill; packets from memory; packets from disk (read,
-digest checked); and the limit, the question alone over a context that is already assembled.
+Several ways to the same point take turns: full prefill; packets from memory, from files in the system's page cache,
+and from the disk; methods that recompute a part; and the limit, the question alone over a context that is already
+assembled. A second table splits the way of packets in files into its steps, search included.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import statistics
-import tempfile
+import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
-import torch
-
-from kvpacket_rag.anchor import Anchor
-from kvpacket_rag.assembly import Context, ask, assemble, prefill
-from kvpacket_rag.bench.environment import machine, versions
-from kvpacket_rag.database import Database
+from kvpacket_rag import codec
+from kvpacket_rag.assembly import ask, assemble, prefill
+from kvpacket_rag.baselines import AbstractMethod
+from kvpacket_rag.bench.environment import machine
+from kvpacket_rag.bench.material import ANSWER_ROOM, CHUNK_TOKENS, Material, fitting, left_out, make_material
+from kvpacket_rag.bench.report import Column, Picture, Report, Table, Value
+from kvpacket_rag.bench.timing import Progress, Spread, Way, interleaved, ratio
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.precision import storage_named
-from kvpacket_rag.recipe import PacketRecipe
-from kvpacket_rag.store import PacketStore
 
-__all__ = ["Spread", "TTFTReport", "TTFTRow", "measure", "write_report"]
+__all__ = ["measure_ttft"]
 
-CHUNK_TOKENS = 256
-QUESTION = "Which of these places was described as open on Sundays, and what do visitors bring with them?"
-ANSWER_ROOM = 64
+STEPS = ("embed", "search", "load", "decode", "assemble", "question", "choose")
+
+Search = Callable[[], tuple[float, float]]
+"""Embeds a question and searches with it; gives the seconds of both."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, smallest and largest of several measurements."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise measurements."""
-        return cls(statistics.median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
-class TTFTRow:
-    """Seconds to the first token at one context length, and ratios within each round."""
-
-    context_tokens: int
-    question_tokens: int
-    packets: int
-    full: Spread
-    ram: Spread
-    disk: Spread
-    limit: Spread
-    ram_over_limit: Spread
-    disk_over_limit: Spread
-    full_over_ram: Spread
-
-
-@dataclass(frozen=True)
-class TTFTReport:
-    """Rows by context length, with what they were measured on."""
-
-    model: str
-    dtype: str
-    device: str
-    threads: int
-    repeats: int
-    chunk_tokens: int
-    anchor_tokens: int
-    versions: dict[str, str]
-    rows: tuple[TTFTRow, ...]
-    skipped: tuple[int, ...]
-    """Lengths beyond the model's window."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Bench:
-    """Packets of random text in a store of their own, and a question."""
-
-    model: PacketModel
-    store: PacketStore
-    recipe: PacketRecipe
-    keys: list[str]
-    chunks: list[tuple[int, ...]]
-    prefix: tuple[int, ...]
-    tail: tuple[int, ...]
-
-    def ways(self, count: int) -> dict[str, Callable[[], object]]:
-        """Make the four ways for a context of `count` packets; each leaves everything as it found it."""
-        model, room = self.model, len(self.tail) + ANSWER_ROOM
-        ready = self._assembled(count, room)
-        filled = ready.cache.length
-
-        def full() -> object:
-            _, logits = prefill(model, self.prefix, self.chunks[:count], self.tail, room=ANSWER_ROOM)
-            return logits.argmax()
-
-        def ram() -> object:
-            return ask(model, self._assembled(count, room), self.tail).argmax()
-
-        def disk() -> object:
-            self.store.forget()
-            return ram()
-
-        def limit() -> object:
-            return model.forward(ready.cache.filled(filled), self.tail).argmax()
-
-        return {"full": full, "ram": ram, "disk": disk, "limit": limit}
-
-    def _assembled(self, count: int, room: int) -> Context:
-        packets = [self.store.get(key, self.recipe.fingerprint) for key in self.keys[:count]]
-        return assemble(self.model, self.prefix, [p for p in packets if p is not None], room=room)
-
-
-def _prepare(model: PacketModel, count: int, database: Database) -> _Bench:
-    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(None, model.dtype))
-    generator = torch.Generator().manual_seed(0)
-    words = torch.randint(0, model.vocabulary_size, (count, 2 * CHUNK_TOKENS), generator=generator).tolist()
-    ordinary = [[token for token in row if token not in model.text.special_ids] for row in words]
-    chunks = [tuple(row[:CHUNK_TOKENS]) for row in ordinary]
-    store = PacketStore(database, database.path.parent / "packets")
-    packets = model.encode(chunks, anchor=recipe.anchor_ids, storage=recipe.storage.dtype)
-    blobs = [store.write_blob(packet, recipe)[0] for packet in packets]
-    with database.writing() as connection:
-        store.insert(connection, blobs, recipe.anchor)
-    prompt = model.text.prompt(QUESTION)
-    return _Bench(model, store, recipe, [blob.key for blob in blobs], chunks, prompt.prefix, prompt.tail)
-
-
-def measure(
-    model: PacketModel | str,
+def measure_ttft(
+    model: PacketModel,
     lengths: Sequence[int],
     *,
     repeats: int = 5,
-    progress: Callable[[int, int], None] | None = None,
-) -> TTFTReport:
+    storage: str | None = None,
+    others: Sequence[AbstractMethod] = (),
+    search: Search | None = None,
+    progress: Progress | None = None,
+) -> Report:
     """Measure at several context lengths (tokens, rounded to whole packets).
 
-    progress: called with (measurements done, measurements in all). Raises `InputError` for lengths below one packet.
+    storage: number format of packets at rest. others: recomputing methods to compare with. search: adds its steps.
+    Raises `InputError` for lengths below one packet or repeats below 1.
     """
-    if not lengths or min(lengths) < CHUNK_TOKENS:
-        raise InputError(f"Lengths must be at least one packet of {CHUNK_TOKENS} tokens; got {list(lengths)}.")
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}.")
-    loaded = model if isinstance(model, PacketModel) else PacketModel.from_pretrained(model)
-    room = loaded.max_positions - 256
-    wanted = sorted({length for length in lengths if length <= room})
-    if not wanted:
-        raise InputError(
-            f"{loaded.name} has {loaded.max_positions} positions; none of the lengths {list(lengths)} fits."
-        )
-    rows = []
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        contextlib.closing(Database(Path(folder) / "store.db")) as database,
-    ):
-        bench = _prepare(loaded, max(wanted) // CHUNK_TOKENS, database)
+    wanted, skipped = fitting(model, list(lengths))
+    rows: list[dict[str, Value]] = []
+    steps: list[dict[str, Value]] = []
+    with make_material(model, max(wanted) // CHUNK_TOKENS, storage) as material:
         for number, length in enumerate(wanted):
-            rows.append(_row(bench, length // CHUNK_TOKENS, repeats, number, len(wanted), progress))
-    return TTFTReport(
-        model=loaded.name,
-        **machine(loaded),
-        repeats=repeats,
-        chunk_tokens=CHUNK_TOKENS,
-        anchor_tokens=len(bench.recipe.anchor_ids),
-        versions=versions(),
-        rows=tuple(rows),
-        skipped=tuple(sorted(set(lengths) - set(wanted))),
+            count = length // CHUNK_TOKENS
+            told = _part(progress, number, len(wanted), repeats)
+            seconds = interleaved(_ways(material, count, others), repeats, synchronize=model.synchronize, progress=told)
+            rows.append(_row(count * CHUNK_TOKENS, seconds))
+            steps.append({"context": count * CHUNK_TOKENS, **_steps(material, count, repeats, search)})
+        about = {
+            "model": model.name,
+            **machine(model),
+            "chunk_tokens": CHUNK_TOKENS,
+            "question_tokens": len(material.question.tail),
+            "storage": material.recipe.storage.name,
+            "rounds": repeats,
+        }
+    return Report(
+        "Time to first token",
+        about,
+        _tables(rows, steps, [method.name for method in others]),
+        (
+            "The limit is the question alone, over a context that is already assembled. Search is left out of the first table.",
+            *left_out(skipped),
+        ),
+        PICTURE,
     )
 
 
-def _row(
-    bench: _Bench, count: int, repeats: int, number: int, of: int, progress: Callable[[int, int], None] | None
-) -> TTFTRow:
-    ways = bench.ways(count)
-    for way in ways.values():  # warm up: memory, kernels, the kept prefix
-        way()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(repeats):
-        for name in names[turn % 4 :] + names[: turn % 4]:  # no way always follows the same other
-            bench.model.synchronize()
-            start = time.perf_counter()
-            ways[name]()
-            bench.model.synchronize()
-            seconds[name].append(time.perf_counter() - start)
-        if progress is not None:
-            progress(number * repeats + turn + 1, of * repeats)
+PICTURE = Picture("context", ("full", "disk", "ram", "limit"), "context, tokens", "seconds to first token")
 
-    def ratio(one: str, other: str) -> Spread:
-        return Spread.of([a / b for a, b in zip(seconds[one], seconds[other], strict=True)])
 
-    return TTFTRow(
-        context_tokens=count * CHUNK_TOKENS,
-        question_tokens=len(bench.tail),
-        packets=count,
-        full=Spread.of(seconds["full"]),
-        ram=Spread.of(seconds["ram"]),
-        disk=Spread.of(seconds["disk"]),
-        limit=Spread.of(seconds["limit"]),
-        ram_over_limit=ratio("ram", "limit"),
-        disk_over_limit=ratio("disk", "limit"),
-        full_over_ram=ratio("full", "ram"),
+def _ways(material: Material, count: int, others: Sequence[AbstractMethod]) -> dict[str, Way]:
+    """Make the ways for a context of `count` packets; each leaves everything as it found it."""
+    model, store, question = material.model, material.store, material.at(count)
+    ready = material.assembled(count)
+    filled = ready.cache.length
+
+    def full() -> object:
+        _, logits = prefill(model, question.prefix, question.chunks, question.tail, room=ANSWER_ROOM)
+        return int(logits.argmax())
+
+    def packets() -> object:
+        return int(ask(model, material.assembled(count), question.tail).argmax())
+
+    def limit() -> object:
+        return int(model.forward(ready.cache.filled(filled), question.tail).argmax())
+
+    def cold() -> None:
+        store.forget()
+        material.drop_pages()
+
+    ways = {
+        "full": Way(full),
+        "ram": Way(packets, before=lambda: material.packets(count)),
+        "disk": Way(packets, before=store.forget),
+        "limit": Way(limit),
+    }
+    if hasattr(os, "posix_fadvise"):
+        ways["cold"] = Way(packets, before=cold)
+    for method in others:
+        stored = method.packets(model, question.chunks)
+        ways[method.name] = Way(_begin(method, material, count, stored))
+    return ways
+
+
+def _begin(method: AbstractMethod, material: Material, count: int, stored: Sequence[object]) -> Callable[[], object]:
+    question = material.at(count)
+    return lambda: int(method.begin(material.model, question, stored, ANSWER_ROOM).logits.argmax())  # type: ignore[arg-type]
+
+
+def _row(context: int, seconds: dict[str, list[float]]) -> dict[str, Value]:
+    row: dict[str, Value] = {"context": context, **{name: Spread.of(values) for name, values in seconds.items()}}
+    row["ram_over_limit"], row["disk_over_limit"] = ratio(seconds, "ram", "limit"), ratio(seconds, "disk", "limit")
+    row["full_over_ram"] = ratio(seconds, "full", "ram")
+    return row
+
+
+def _steps(material: Material, count: int, repeats: int, search: Search | None) -> dict[str, Value]:
+    """Seconds of each step when packets come from files in the page cache; the store's memory is left out."""
+    model, question = material.model, material.at(count)
+    keys, fingerprint = material.keys[:count], material.recipe.fingerprint
+    room = len(question.tail) + ANSWER_ROOM
+    taken: dict[str, list[float]] = {name: [] for name in STEPS}
+    for turn in range(-1, repeats):
+        embed, found = search() if search else (0.0, 0.0)
+        marks = [time.perf_counter()]
+
+        def mark(marks: list[float] = marks) -> None:
+            model.synchronize()
+            marks.append(time.perf_counter())
+
+        data = [material.store.fetch(key) for key in keys]
+        mark()
+        packets = [codec.decode(blob, fingerprint, "") for blob in data if blob is not None]
+        mark()
+        context = assemble(model, question.prefix, packets, room=room)
+        mark()
+        logits = ask(model, context, question.tail)
+        mark()
+        int(logits.argmax())
+        mark()
+        spent = [b - a for a, b in itertools.pairwise(marks)]
+        if turn >= 0:
+            for name, value in zip(STEPS, (embed, found, *spent), strict=True):
+                taken[name].append(value)
+    left_out = () if search else ("embed", "search")
+    return {name: Spread.of(values) for name, values in taken.items() if name not in left_out}
+
+
+def _tables(rows: list[dict[str, Value]], steps: list[dict[str, Value]], others: Sequence[str]) -> tuple[Table, ...]:
+    context = Column("context", "context tokens", "count")
+    ways = (
+        context,
+        Column("full", "full prefill", "ms"),
+        Column("ram", "packets, memory", "ms"),
+        Column("disk", "packets, page cache", "ms"),
+        Column("cold", "packets, cold disk", "ms"),
+        *(Column(name, name, "ms") for name in others),
+        Column("limit", "limit", "ms"),
+        Column("ram_over_limit", "memory ÷ limit", "ratio"),
+        Column("disk_over_limit", "page cache ÷ limit", "ratio"),
+        Column("full_over_ram", "full ÷ memory", "times"),
     )
+    split = (
+        context,
+        Column("embed", "embed the question", "fine ms"),
+        Column("search", "search", "fine ms"),
+        Column("load", "read and check", "fine ms"),
+        Column("decode", "decode", "fine ms"),
+        Column("assemble", "assemble", "fine ms"),
+        Column("question", "question", "fine ms"),
+        Column("choose", "choose a token", "fine ms"),
+    )
+    return Table("", ways, tuple(rows)), Table("Steps, packets in page cache", split, tuple(steps))
 
 
-def markdown(report: TTFTReport) -> str:
-    """Write the report as a Markdown table."""
-    lines = [
-        f"Time to first token, {report.model} in {report.dtype} on {report.device} with {report.threads} threads, "
-        f"packets of {report.chunk_tokens} tokens, median of {report.repeats} rounds (smallest to largest); search left out.",
-        "",
-        "| context tokens | full prefill | packets, RAM | packets, disk | limit | RAM ÷ limit | disk ÷ limit | full ÷ RAM |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in report.rows:
-        times = (
-            f"{1000 * s.median:.0f} ms ({1000 * s.low:.0f}–{1000 * s.high:.0f})"
-            for s in (row.full, row.ram, row.disk, row.limit)
-        )
-        ratios = (f"{s.median:.2f} ({s.low:.2f}–{s.high:.2f})" for s in (row.ram_over_limit, row.disk_over_limit))
-        speed = row.full_over_ram
-        lines.append(
-            f"| {row.context_tokens:,} | {' | '.join(times)} | {' | '.join(ratios)} | {speed.median:.1f} ({speed.low:.1f}–{speed.high:.1f}) |"
-        )
-    lines += ["", "The limit is the question alone, over a context that is already assembled."]
-    if report.skipped:
-        lines.append(f"Left out, beyond the model's window: {', '.join(map(str, report.skipped))}.")
-    lines.append("Versions: " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + ".")
-    return "\n".join(lines)
-
-
-def write_report(report: TTFTReport, folder: Path) -> str:
-    """Write report.json and report.md into a folder, and give the Markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(report)
-    (folder / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(text + "\n", encoding="utf-8")
-    return text
+def _part(progress: Progress | None, number: int, of: int, repeats: int) -> Progress | None:
+    """Progress of one length among several."""
+    if progress is None:
+        return None
+    return lambda done, _: progress(number * repeats + done, of * repeats)

@@ -1,8 +1,8 @@
 """Attention for processors where several query heads share one key/value head (GQA, arXiv 2305.13245).
 
 Registered with transformers under a name of its own. On a CPU, torch's kernel reads the shared keys and values once
-for each query head, or transformers copies them; when one token is decoded the query heads of a group can stand in
-the rows of one head instead, and everything cached is read once. Elsewhere the usual function is called.
+for each query head, or transformers copies them; here the query heads of a group stand in the rows of one head, and
+everything cached is read once for all of them. Elsewhere the usual function is called.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ def grouped_attention(
     if shared == heads or special or not plain:
         result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return result
-    options = {"attn_mask": attention_mask, "dropout_p": kwargs.get("dropout", 0.0), "scale": kwargs.get("scaling")}
-    if count == 1:
-        rows = query.reshape(batch, shared, heads // shared, width)
-        out = scaled_dot_product_attention(rows, key, value, **options).reshape(batch, heads, 1, -1)
-    else:
-        out = scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
-    return out.transpose(1, 2).contiguous(), None
+    group = heads // shared
+    if attention_mask is not None:
+        # A mask that is alike for all rows of the batch comes as a view of one, which stays one.
+        alike = attention_mask[:1] if attention_mask.stride(0) == 0 else attention_mask
+        attention_mask = alike.repeat(1, 1, group, 1)
+    out = scaled_dot_product_attention(
+        query.reshape(batch, shared, group * count, width), key, value,
+        attn_mask=attention_mask, dropout_p=kwargs.get("dropout", 0.0), scale=kwargs.get("scaling"),
+    )  # fmt: skip
+    return out.reshape(batch, heads, count, -1).transpose(1, 2).contiguous(), None

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model.memory import ContextMemory, Lease
 from kvpacket_rag.packet import GroupStates, LayerGroup, StateLayout
+from kvpacket_rag.quantised import blocks_of, dense
 from kvpacket_rag.rope import rotate_into
 
 __all__ = ["ContextCache", "GrowingCache"]
@@ -171,11 +172,13 @@ class ContextCache(Cache):  # type: ignore[misc]
                 ("keys", buffer.keys[..., start:end, :], new.keys),
                 ("values", buffer.values[..., start:end, :], new.values),
             ):
-                source = source.to(device=out.device, non_blocking=True).unsqueeze(1)
-                if rotation is not None and rotation.tensor == name and delta:
-                    rotate_into(out, source.expand_as(out), rotation, delta)
-                else:
-                    out.copy_(source)
+                turned = rotation if rotation is not None and rotation.tensor == name and delta else None
+                for part, numbers in blocks_of(source.to(device=out.device, non_blocking=True)):
+                    target = out[..., part, :]
+                    if turned is not None:
+                        rotate_into(target, numbers.unsqueeze(1).expand_as(target), turned, delta)
+                    else:
+                        target.copy_(numbers.unsqueeze(1))
         self._fill(end)
 
     def reserve(self, count: int) -> None:
@@ -230,7 +233,7 @@ class GrowingCache(ContextCache):
     def place(self, states: tuple[GroupStates, ...], delta: int) -> None:
         """Append states to every row, moved by `delta` positions."""
         for group, new in zip(self.layout.groups, states, strict=True):
-            moved = {"keys": new.keys, "values": new.values}
+            moved = {"keys": dense(new.keys), "values": dense(new.values)}
             if group.rotation is not None and delta:
                 source = moved[group.rotation.tensor]
                 turned = torch.empty_like(source)

@@ -34,7 +34,7 @@ class Forward:
         self._decoder = hf_model.get_decoder() or hf_model
         self._turn = Turns()
         parameters = inspect.signature(hf_model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters
         if "position_ids" not in parameters:
             raise UnsupportedModelError(
@@ -58,6 +58,15 @@ class Forward:
         embeddings: Tensor = self.hf.get_input_embeddings()(ids.to(self.device))
         return embeddings
 
+    def keeping(self, keep: int, count: int) -> dict[str, Any]:
+        """The argument by which a pass over `count` tokens computes the logits of the last `keep` alone.
+
+        The last tokens as indices, not as a count: a slice of the hidden states is not contiguous, and torch would copy
+        the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
+        """
+        wanted = keep and self._keeps_logits
+        return {"logits_to_keep": torch.arange(count - keep, count, device=self.device)} if wanted else {}
+
     def __call__(
         self, cache: Any, positions: Tensor, *, keep: int = 1, differentiable: bool = False, **inputs: Any
     ) -> Any:
@@ -66,22 +75,18 @@ class Forward:
         keep: logits of how many last tokens are wanted; with 0 the model's head is left out.
         differentiable: let gradients reach inputs and cached states.
         """
-        inputs[self._cache_argument] = cache
-        if keep and self._keeps_logits:
-            # The last tokens as indices, not as a count: a slice of the hidden states is not contiguous, and torch would
-            # copy the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
-            count = positions.shape[-1]
-            inputs["logits_to_keep"] = torch.arange(count - keep, count, device=self.device)
+        inputs[self.cache_argument] = cache
+        inputs |= self.keeping(keep, positions.shape[-1])
         run = self.hf if keep else self._decoder
         with torch.set_grad_enabled(differentiable), self._turn:
             return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **inputs)
 
     @contextmanager
-    def eager_attention(self) -> Iterator[None]:
-        """Attention that can report its weights, for as long as the context lasts; other threads wait."""
+    def attention(self, kind: str) -> Iterator[None]:
+        """Another attention of transformers for as long as the context lasts; other threads wait."""
         with self._turn:
             usual = self.hf.config._attn_implementation
-            self.hf.set_attn_implementation("eager")
+            self.hf.set_attn_implementation(kind)
             try:
                 yield
             finally:

@@ -15,7 +15,7 @@ from kvpacket_rag.errors import KVPacketError, ModelLoadError
 from kvpacket_rag.model.layout import refuse_by_config
 from kvpacket_rag.quiet import quiet_loading
 
-__all__ = ["Loaded", "load", "native_dtype"]
+__all__ = ["Loaded", "chosen_device", "chosen_dtype", "load", "native_dtype"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def native_dtype(device: torch.device) -> torch.dtype:
 
 def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | str | None) -> Loaded:
     """Load a causal language model; see `PacketModel.from_pretrained`."""
-    target = _device(device)
-    precision = _dtype(dtype) or native_dtype(target)
+    target = chosen_device(device)
+    precision = chosen_dtype(dtype) or native_dtype(target)
     if name.lower() in CATALOGUE:
         entry = CATALOGUE[name.lower()]
         if entry.kind != "generator":
@@ -64,7 +64,8 @@ def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | s
     return _load_folder(name, shown, again, target, precision)
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def chosen_device(device: str | torch.device | None) -> torch.device:
+    """Give the device of a name, default CUDA where there is one. Raises `ModelLoadError` if it cannot be used."""
     try:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=target)
@@ -73,7 +74,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return target
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def chosen_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Give the number format of a name, None for none. Raises `ModelLoadError` for another name."""
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype) or not found.is_floating_point:

@@ -145,7 +145,7 @@ def attention(model: PacketModel, cache: ContextCache, ids: Tensor) -> Tensor:
     """
     filled = cache.length
     positions = torch.arange(filled, filled + len(ids))
-    with model._forward.eager_attention():
+    with model._forward.attention("eager"):
         output = _run(model, cache.filled(filled), ids, positions, output_attentions=True)
     weights = [layer[0, :, :, :filled].float().mean(0) for layer in output.attentions if layer is not None]
     return torch.stack(weights).mean(0)

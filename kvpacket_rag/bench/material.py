@@ -1,0 +1,124 @@
+"""What times are measured on: packets of random text in a store of their own, and a question.
+
+Speed does not depend on what texts say, and random ones can be as long as one likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.assembly import Context, assemble
+from kvpacket_rag.database import Database
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packet import Packet
+from kvpacket_rag.precision import storage_named
+from kvpacket_rag.questions import Question
+from kvpacket_rag.recipe import PacketRecipe
+from kvpacket_rag.store import PacketStore
+
+__all__ = [
+    "ANSWER_ROOM",
+    "CHUNK_TOKENS",
+    "QUESTION",
+    "Material",
+    "fitting",
+    "left_out",
+    "make_material",
+    "random_chunks",
+]
+
+CHUNK_TOKENS = 256
+ANSWER_ROOM = 64
+QUESTION = "Which place is open on Sundays, and what do people bring?"
+"""About as long, with the template around it, as the median question of SQuAD and NQ: 29 tokens of SmolLM2."""
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Packets of random text in a store of their own, and a question."""
+
+    model: PacketModel
+    store: PacketStore
+    recipe: PacketRecipe
+    keys: tuple[str, ...]
+    question: Question
+
+    def at(self, count: int) -> Question:
+        """The question over the first `count` chunks."""
+        return Question(self.question.prefix, self.question.chunks[:count], self.question.tail)
+
+    def packets(self, count: int) -> list[Packet]:
+        """The first `count` packets, from memory if they are there."""
+        wanted = [(key, self.recipe.fingerprint) for key in self.keys[:count]]
+        return [packet for packet in self.store.get_each(wanted) if packet is not None]
+
+    def assembled(self, count: int) -> Context:
+        """A context of the first `count` packets, with room for the question and an answer."""
+        room = len(self.question.tail) + ANSWER_ROOM
+        return assemble(self.model, self.question.prefix, self.packets(count), room=room)
+
+    def drop_pages(self) -> None:
+        """Ask the system to forget the packets' files, so that they are read from the disk."""
+        for file in self.store.stored_files():
+            descriptor = os.open(self.store.folder / file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def random_chunks(model: PacketModel, count: int, tokens: int = CHUNK_TOKENS) -> list[tuple[int, ...]]:
+    """Token ids of `count` chunks of `tokens` tokens, none of them special; the same for a model each time."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, model.vocabulary_size, (count, 2 * tokens), generator=generator).tolist()
+    special = set(model.text.special_ids)
+    return [tuple([token for token in row if token not in special][:tokens]) for row in rows]
+
+
+@contextlib.contextmanager
+def make_material(model: PacketModel, count: int, storage: str | None = None) -> Iterator[Material]:
+    """Make `count` packets in a temporary store, kept there as `storage`."""
+    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(storage, model.dtype))
+    chunks = random_chunks(model, count)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        contextlib.closing(Database(Path(folder) / "store.db")) as database,
+    ):
+        store = PacketStore(database, Path(folder) / "packets")
+        blobs = {}
+        for index, packet in model.encode_each(chunks, anchor=recipe.anchor_ids):
+            blobs[index] = store.write_blob(packet, recipe)[0]
+        with database.writing() as connection:
+            store.insert(connection, blobs.values(), recipe.anchor)
+        prompt = model.text.prompt(QUESTION)
+        keys = tuple(blobs[index].key for index in range(count))
+        yield Material(model, store, recipe, keys, Question(prompt.prefix, tuple(chunks), prompt.tail))
+
+
+def fitting(model: PacketModel, lengths: list[int]) -> tuple[list[int], list[int]]:
+    """Context lengths in rising order that the model has room for, and those it has none for.
+
+    Raises `InputError` for lengths below one packet, or if none fits.
+    """
+    if not lengths or min(lengths) < CHUNK_TOKENS:
+        raise InputError(f"Lengths must be at least one packet of {CHUNK_TOKENS} tokens; got {lengths}.")
+    room = model.max_positions - CHUNK_TOKENS
+    wanted = sorted({length for length in lengths if length <= room})
+    if not wanted:
+        raise InputError(f"{model.name} has {model.max_positions} positions; none of the lengths {lengths} fits.")
+    return wanted, sorted(set(lengths) - set(wanted))
+
+
+def left_out(lengths: list[int]) -> tuple[str, ...]:
+    """The note on lengths a model has no room for, if there are any."""
+    names = ", ".join(f"{length:,}" for length in lengths)
+    return (f"Left out, beyond the model's window: {names}.",) if lengths else ()

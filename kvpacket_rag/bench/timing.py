@@ -1,0 +1,69 @@
+"""Comparing times on a noisy machine: the ways to compare take turns within one run, and ratios are made within a round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Progress", "Spread", "Way", "interleaved", "ratio"]
+
+Progress = Callable[[int, int], None]
+"""Called with (measurements done, measurements in all)."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest of several measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise measurements."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One side of a comparison."""
+
+    run: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+    """Puts things in place before each run; not timed."""
+
+
+def interleaved(
+    ways: Mapping[str, Way],
+    repeats: int,
+    *,
+    synchronize: Callable[[], None] = lambda: None,
+    progress: Progress | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of each way in each of `repeats` rounds, after one round that is not counted.
+
+    No way always follows the same other one. synchronize: waits for a device, so that the clock tells the truth.
+    """
+    names = list(ways)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-1, repeats):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            ways[name].before()
+            synchronize()
+            start = time.perf_counter()
+            ways[name].run()
+            synchronize()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - start)
+        if progress is not None and turn >= 0:
+            progress(turn + 1, repeats)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], one: str, other: str) -> Spread:
+    """`one` over `other`, within each round."""
+    return Spread.of([a / b for a, b in zip(seconds[one], seconds[other], strict=True)])
