@@ -14,7 +14,7 @@ from kvpacket_rag.errors import InputError
 from kvpacket_rag.packet import GroupStates
 from kvpacket_rag.quantised import Quantised, dense, quantize
 
-__all__ = ["CHANNELS", "STORAGE", "TOKENS", "Storage", "quantize_states", "storage_named"]
+__all__ = ["CHANNELS", "QUANTISED", "STORAGE", "TOKENS", "Storage", "quantize_states", "storage_named"]
 
 TOKENS, CHANNELS = -2, -1
 """Dimension of states [L, H, T, D] along which the blocks of keys and of values run."""

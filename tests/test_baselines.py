@@ -89,6 +89,16 @@ def test_packets_are_not_changed_by_methods_that_recompute(llama: PacketModel):
         assert all(torch.equal(a, b.states[0].keys) for a, b in zip(before, packets, strict=True))
 
 
+def test_packets_in_few_bits_are_a_method_of_their_own_near_the_same_in_full(llama: PacketModel):
+    full, small, smaller = make_methods(["anchored", "anchored-int8", "anchored-int4"])
+    assert len({full.identity, small.identity, smaller.identity}) == 3
+    sizes = [sum(packet.nbytes for packet in m.packets(llama, QUESTION.chunks)) for m in (full, small, smaller)]
+    assert sizes == sorted(sizes, reverse=True)
+    logits = [begun(m, llama).logits for m in (full, small, smaller)]
+    near, far = ((logits[0] - other).abs().max() for other in logits[1:])
+    assert 0 < near < 0.1 < far < 1
+
+
 def test_epic_takes_the_first_tokens_of_every_chunk(llama: PacketModel):
     method = Epic(0.2)
     context = assemble(llama, QUESTION.prefix, method.packets(llama, QUESTION.chunks), room=0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import PASSAGES, Anchor, anchor_ids, default_anchors, encode_in_place
 from kvpacket_rag.baselines.base import AbstractMethod, Begun, begin_from
 from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import Packet, canonical, short_hash
+from kvpacket_rag.packet import GroupStates, Packet, canonical, short_hash
+from kvpacket_rag.precision import quantize_states, storage_named
 from kvpacket_rag.questions import Question
 
 __all__ = ["PacketMethod"]
@@ -25,17 +27,18 @@ class PacketMethod(AbstractMethod):
         *,
         first: Anchor | None = None,
         texts: tuple[str, ...] = (),
+        storage: str = "",
     ) -> None:
         """anchor: default those the adapter was trained with, for both places; of a corpus anchor, `texts` are the passages.
 
-        first: anchor of the chunk that stands first, default as the others'.
+        first: anchor of the chunk that stands first, default as the others'. storage: "int8" or "int4" for packets in few bits.
         """
         if anchor is None:
             first, anchor = default_anchors(adapter)
         self.name, self.anchor, self.adapter, self.first = name, anchor, adapter, first or anchor
-        self.texts = texts
+        self.texts, self.storage = texts, storage
         hashes = f"{adapter.packet_hash}/{adapter.anchor_hash}" if adapter else "none"
-        self._seen = f"{self.first}/{anchor}/" + short_hash(canonical([PASSAGES, *texts]))
+        self._seen = f"{self.first}/{anchor}/" + short_hash(canonical([PASSAGES, *texts])) + (storage and f"/{storage}")
         self.stored = f"{self._seen}/{hashes}"
 
     @property
@@ -47,7 +50,11 @@ class PacketMethod(AbstractMethod):
         """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""
         adapted = model.with_adapter(self.adapter)
         first, later = (anchor_ids(adapted, anchor, self.texts) for anchor in (self.first, self.anchor))
-        return encode_in_place(adapted, chunks, first=first, later=later)
+        packets = encode_in_place(adapted, chunks, first=first, later=later)
+        if not self.storage:
+            return packets
+        bits = storage_named(self.storage, model.dtype).bits
+        return [replace(p, states=tuple(GroupStates(*quantize_states(s, bits)) for s in p.states)) for p in packets]
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
         """Place the packets and run the adapter's bridge and the question."""

@@ -16,6 +16,7 @@ from kvpacket_rag.baselines.random_tokens import RandomTokens
 from kvpacket_rag.baselines.repair import AbstractRepair
 from kvpacket_rag.baselines.samkv import SamKV
 from kvpacket_rag.errors import InputError
+from kvpacket_rag.precision import QUANTISED
 
 __all__ = ["ALL", "CORE", "make_methods"]
 
@@ -49,13 +50,13 @@ def make_methods(
 
 
 def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractMethod:
-    adapters = {"packet": packet, "paper": paper}
+    adapters = {"packet": packet, "paper": paper, **{f"packet-{bits}": packet for bits in QUANTISED}}
     if name in adapters and adapters[name] is None:
         raise InputError(
             f"The method {name!r} needs an adapter for this model and none is shipped: train one with `kvpacket train` and "
-            f"name its file with --{'adapter' if name == 'packet' else 'paper-adapter'}, or leave the method out."
+            f"name its file with --{'paper-adapter' if name == 'paper' else 'adapter'}, or leave the method out."
         )
-    plain: Mapping[str, AbstractMethod] = {
+    plain: dict[str, AbstractMethod] = {
         "full": FullPrefill(),
         "none": NoDocuments(),
         "bare": PacketMethod("bare", Anchor.NONE),
@@ -65,6 +66,11 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
         "anchored": PacketMethod("anchored", Anchor.PASSAGES, first=Anchor.OPENING),
         "packet": PacketMethod("packet", None, packet),
     }
+    for bits in QUANTISED:
+        plain |= {
+            f"anchored-{bits}": PacketMethod(f"anchored-{bits}", Anchor.PASSAGES, first=Anchor.OPENING, storage=bits),
+            f"packet-{bits}": PacketMethod(f"packet-{bits}", None, packet, storage=bits),
+        }
     if name in plain:
         return plain[name]
     kind, _, percent = name.partition("-")
