@@ -43,8 +43,16 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed  ## time to first token on this machine
-	$(BIN)/kvpacket bench ttft --lengths 512,1024,2048,4096 --out bench-out
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[readers,bench]"
+	@touch $@
+
+bench: $(VENV)/.installed-bench  ## times and sizes on this machine, in about five minutes
+	$(BIN)/kvpacket bench ttft --lengths 512,1024,2048,4096 --repeats 3
+	$(BIN)/kvpacket bench decode --lengths 256,2048 --repeats 3
+	$(BIN)/kvpacket bench build --repeats 2
+	$(BIN)/kvpacket bench store --sizes 1000,100000 --repeats 3
+	$(BIN)/kvpacket bench load --clients 1,4 --questions 8
 
 clean:
 	rm -rf $(VENV) demo-kb bench-out build dist

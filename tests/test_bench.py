@@ -142,7 +142,7 @@ def test_a_store_is_measured_by_format_and_by_number_of_vectors(llama):
 def test_load_is_measured_for_each_number_of_clients(llama):
     (table,) = measure_load(llama, [2, 1], questions=3, embedder=HashEmbedder()).tables
     assert [row["clients"] for row in table.rows] == [1, 2]
-    assert all(0 < row["p50"] <= row["p99"] and row["full_rate"] > 0 for row in table.rows)
+    assert all(0 < row["p50"] <= row["p99"] and row["full_rate"] > 0 and row["batch_rate"] > 0 for row in table.rows)
     with pytest.raises(InputError, match="at least 1"):
         measure_load(llama, [0])
 

@@ -326,6 +326,19 @@ def test_a_comparison_on_the_command_line_writes_its_report_and_goes_on(tmp_path
     assert "another config" in run(*arguments, "--n", 1, "--k", 2, code=1)
 
 
+def test_times_are_measured_on_the_command_line(tmp_path, run):
+    quick = ("--repeats", 1, "--methods", "none", "--embedder", "none")
+    shown = run("bench", "ttft", "--lengths", "256,512", *quick, "--out", tmp_path)
+    assert "| 512 | " in shown
+    assert (
+        json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["about"]["model"] == "smollm2-135m-instruct"
+    )
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    assert "--lengths must be numbers with commas" in run("bench", "decode", "--lengths", "many", code=1)
+    assert "--shape must be one of" in run("bench", "build", "--shape", "huge", code=1)
+    assert "cannot be used here" in run("bench", "ttft", "--shape", "llama-3.1-8b", "--device", "cuda:77", code=1)
+
+
 def test_an_adapter_is_trained_on_a_knowledge_base_taken_in_and_an_anchor_tuned(tmp_path, notes, run):
     kb, adapter = tmp_path / "kb", tmp_path / "adapter.safetensors"
     run("add", kb, notes)

@@ -34,6 +34,7 @@ COLUMNS = (
     Column("rate", "questions/s", "number"),
     Column("p50", "first token, p50", "ms"),
     Column("p99", "first token, p99", "ms"),
+    Column("batch_rate", "as batches of that many, questions/s", "number"),
     Column("full_rate", "full prefill, questions/s", "number"),
     Column("full_p50", "full prefill, p50", "ms"),
     Column("full_p99", "full prefill, p99", "ms"),
@@ -69,6 +70,7 @@ def measure_load(
                 row[f"{prefix}rate"] = questions / elapsed
                 row[f"{prefix}p50"] = statistics.median(first)
                 row[f"{prefix}p99"] = float(np.percentile(first, 99))
+            row["batch_rate"] = questions / _ask_batches(rag, asked, count)
             rows.append(row)
             if progress is not None:
                 progress(number + 1, len(set(clients)))
@@ -105,3 +107,11 @@ def _ask(rag: RAG, questions: Sequence[str], clients: int, method: str) -> tuple
     if failed:
         raise failed[0]
     return time.perf_counter() - start, first
+
+
+def _ask_batches(rag: RAG, questions: Sequence[str], size: int) -> float:
+    """Seconds for all questions, `size` at a time in one batch."""
+    start = time.perf_counter()
+    for at in range(0, len(questions), size):
+        rag.ask_batch(questions[at : at + size])
+    return time.perf_counter() - start
