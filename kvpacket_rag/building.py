@@ -150,6 +150,8 @@ class Builder:
         window = _Window(vectors, {}, frozenset(chunk.content for chunk in chunks))
         try:
             for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
+                if not blob.file:
+                    break  # others would find no room either; they are built when a question needs them
                 window.blobs[blob.content] = blob
                 tally.count(packets_built=1, tokens_built=blob.tokens)
                 report(tally.progress())
@@ -216,7 +218,7 @@ class Builder:
         except BlobsLostError:
             pass  # garbage collection was faster; the next question builds them again
         finally:
-            self._store.discard([blob.file for blob in blobs])
+            self._store.discard([blob.file for blob in blobs if blob.file])
         return packets
 
     def _commit(self, plan: _Planned, window: _Window) -> bool:

@@ -20,7 +20,7 @@ from kvpacket_rag.cli_bench import bench
 from kvpacket_rag.cli_speed import speed
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
-from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json, print_verification
+from kvpacket_rag.terminal import answer_json, bar, err, out, parse_bytes, print_answer, print_json, print_verification
 
 if TYPE_CHECKING:
     from kvpacket_rag.documents import DocumentStore
@@ -226,8 +226,27 @@ def info(kb: KB, as_json: AsJson = False) -> None:
     table.add_row("chunks", f"{held.chunks:,}")
     table.add_row("packets", f"{held.packets:,} of {held.packet_tokens:,} tokens")
     table.add_row("packet files", f"{held.packet_bytes / 1e6:,.1f} MB, {held.bytes_per_token / 1024:.1f} KiB per token")
+    if held.max_bytes is not None:
+        table.add_row("limit", f"{held.max_bytes / 1e6:,.1f} MB of packet files")
     table.add_row("database", f"{held.database_bytes / 1e6:,.1f} MB")
     out.print(table)
+
+
+@app.command()
+def cap(
+    kb: KB,
+    size: Annotated[
+        str | None,
+        typer.Argument(help="Such as 500MB or 20GB; none lifts the limit. Shown if left out.", show_default=False),
+    ] = None,
+) -> None:
+    """Limit the bytes of packets: those unused for longest go, and are built again when a question needs them."""
+    with _open(kb, create=False) as store:
+        if size is not None:
+            store.max_bytes = None if size.lower() == "none" else parse_bytes(size)
+        held = store.info()
+    limit = "no limit" if held.max_bytes is None else f"limit {held.max_bytes / 1e6:,.1f} MB"
+    out.print(f"{held.packets:,} packets, {held.packet_bytes / 1e6:,.1f} MB; {limit}.")
 
 
 @app.command()

@@ -25,7 +25,7 @@ __all__ = ["Database", "parts", "read_fact", "write_fact"]
 
 BUSY_SECONDS = 60
 """How long a writer waits for another."""
-HEAD = "0001"
+HEAD = "0002"
 """Newest recorded change of the tables."""
 WRITE = "kvpacket_write"
 T = TypeVar("T")

@@ -23,15 +23,14 @@ from kvpacket_rag.chunking import Chunk, Document, chunk_tokens
 from kvpacket_rag.configuration import Configuration, StoreSettings
 from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
-from kvpacket_rag.errors import DamagedError, InputError, NotFoundError, StoreError
+from kvpacket_rag.errors import InputError, NotFoundError, StoreError
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import LoadedPackets, content_hash
-from kvpacket_rag.remaking import drop_other_packets, rebuild_missing
+from kvpacket_rag.remaking import drop_damaged, drop_other_packets, rebuild_missing
 from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
 from kvpacket_rag.schema import documents as document_table
-from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
 
 __all__ = ["DocumentStore"]
@@ -104,6 +103,7 @@ class DocumentStore:
 
     def close(self) -> None:
         """Close the database; the store cannot be used afterwards."""
+        self._packets.close()
         self._database.close()
 
     @property
@@ -249,6 +249,15 @@ class DocumentStore:
                     found[place] = built[chunks[place].content]
         return LoadedPackets(tuple(packet for packet in found if packet is not None), len(missing))
 
+    @property
+    def max_bytes(self) -> int | None:
+        """Most bytes of packet files, None without a limit; setting it removes the packets unused for longest at once."""
+        return self._packets.cap.limit()
+
+    @max_bytes.setter
+    def max_bytes(self, limit: int | None) -> None:
+        self._packets.unlink(self._packets.cap.change(limit))
+
     def forget_packets(self) -> None:
         """Empty the memory of packets, so that the next question reads them from disk."""
         self._packets.forget()
@@ -260,21 +269,12 @@ class DocumentStore:
     def verify(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Check every stored byte. repair: drop what is damaged or left over, and rebuild the packets from their text."""
         report = verify(self._database, self._packets, progress)
-        if report.database and repair:
-            raise DamagedError(
-                f"The database of {self.folder} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
-            )
-        if report.database or not repair:
+        if not repair:
             return report
-        keys = [key for key, _ in report.damaged]
-        with self._database.writing() as connection:
-            for key in keys:
-                connection.execute(sa.delete(packet_table).where(packet_table.c.key == key))
-        self._packets.forget()
-        self.collect_garbage()
+        drop_damaged(self._database, self._packets, report)
         if report.damaged or report.without_packet:
             self.build_missing()
-        return replace(verify(self._database, self._packets), repaired=len(keys))
+        return replace(verify(self._database, self._packets), repaired=len(report.damaged))
 
     def build_missing(self, place: int = 1, progress: Callable[[int, int], None] | None = None) -> None:
         """Build the packets that are not stored, now instead of when needed; place 0 is the first in a context, 1 any later."""

@@ -12,6 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
+from kvpacket_rag.cap import MAX_BYTES
 from kvpacket_rag.database import Database, read_fact
 from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.packet import Fingerprint, content_hash
@@ -45,6 +46,8 @@ class StoreInfo:
     """Bytes of packet files."""
     bytes_per_token: float
     database_bytes: int
+    max_bytes: int | None
+    """Most bytes packet files may take, None without a limit."""
     facts: dict[str, Any]
     """Model, embedder, chunk size, anchors."""
 
@@ -104,6 +107,7 @@ def inspect(database: Database) -> StoreInfo:
             packet_bytes=size,
             bytes_per_token=size / tokens if tokens else 0.0,
             database_bytes=database.path.stat().st_size,
+            max_bytes=read_fact(connection, MAX_BYTES),
             facts={key: read_fact(connection, key) for key in ("settings", "generation")},
         )
 

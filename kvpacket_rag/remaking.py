@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from kvpacket_rag.building import Builder
 from kvpacket_rag.configuration import Configuration
 from kvpacket_rag.database import Database, parts
+from kvpacket_rag.errors import DamagedError
+from kvpacket_rag.inspection import VerifyReport
 from kvpacket_rag.retrieval import Retrieval
 from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import PacketStore
 
-__all__ = ["drop_other_packets", "rebuild_missing"]
+__all__ = ["drop_damaged", "drop_other_packets", "rebuild_missing"]
 
 PORTION = 16
 """Chunks built in one go: what an interruption may cost."""
@@ -30,7 +32,8 @@ def rebuild_missing(
 ) -> None:
     """Build the packets for a place of all chunks that have none as they are made now; what was built counts when interrupted.
 
-    progress: called with (packets built, packets to build).
+    A store with a limit is filled, but no packet goes for one that nobody asked for. progress: called with (packets
+    built, packets to build).
     """
     recipe = configuration.recipe(place)
     packed = sa.exists().where(
@@ -42,6 +45,8 @@ def rebuild_missing(
     for part in parts(ids, PORTION):
         if progress is not None:
             progress(done, len(ids))
+        if not store.cap.has_room(len(part)):
+            break
         chunks = {chunk.content: chunk for chunk in retrieval.chunks(part)}
         Builder(database, store, configuration).build_on_demand(list(chunks.values()), recipe)
         done += len(part)
@@ -58,3 +63,19 @@ def drop_other_packets(database: Database, store: PacketStore, configuration: Co
         connection.execute(sa.delete(packet_table).where(packet_table.c.fingerprint.not_in(kept)))
     store.forget()
     store.unlink(row.file for row in rows)
+
+
+def drop_damaged(database: Database, store: PacketStore, report: VerifyReport) -> None:
+    """Delete the packets that a verification found damaged, and what is left over.
+
+    Raises `DamagedError` if the database itself is damaged.
+    """
+    if report.database:
+        raise DamagedError(
+            f"The database {database.path} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
+        )
+    with database.writing() as connection:
+        for key, _ in report.damaged:
+            connection.execute(sa.delete(packet_table).where(packet_table.c.key == key))
+    store.forget()
+    store.collect_garbage()

@@ -79,5 +79,7 @@ packets = Table(
     Column("sha256", String(64), nullable=False),
     Column("tokens", Integer, nullable=False),
     Column("created", Float, nullable=False),
+    Column("used", Float, nullable=False, server_default="0"),
+    Index("packets_by_use", "used"),
     Index("packets_by_content", "content", "fingerprint", unique=True),
 )

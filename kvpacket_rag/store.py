@@ -6,7 +6,6 @@ most a file without a row, which `collect_garbage` removes. Files are never chan
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
@@ -21,8 +20,10 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
+from kvpacket_rag.cap import Cap
 from kvpacket_rag.database import Database, parts
-from kvpacket_rag.errors import DamagedError, StorageFullError, StoreError
+from kvpacket_rag.durable import write_durably
+from kvpacket_rag.errors import DamagedError, StoreError
 from kvpacket_rag.packet import Fingerprint, Packet
 from kvpacket_rag.ram import RamTier
 from kvpacket_rag.recipe import PacketRecipe
@@ -32,7 +33,6 @@ __all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
 
 DEFAULT_RAM_BYTES = 2 << 30
 """Bytes of packets kept in memory by default."""
-WRITE_TRIES = 5
 READERS = min(4, os.cpu_count() or 1)
 """Packets read at a time for a question."""
 
@@ -46,6 +46,7 @@ class WrittenBlob:
     tokens: int
     fingerprint: Fingerprint
     file: str
+    """Empty if the store's limit left no room for it."""
     size: int
     sha256: str
 
@@ -64,51 +65,36 @@ class PacketStore:
     def __init__(self, database: Database, folder: Path, *, ram_bytes: int = DEFAULT_RAM_BYTES) -> None:
         self._database, self.folder = database, folder
         self._ram = RamTier(ram_bytes)
+        self.cap = Cap(database)
+        self._unrecorded: dict[str, int] = {}
+        """Bytes of files that are written and that no row names yet."""
+
+    def close(self) -> None:
+        """Write down what was used lately."""
+        self.cap.note()
 
     # -- writing --------------------------------------------------------------------------------------------
 
     def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, bytes]:
         """Write a packet to a new file, flushed to disk. It counts only after `insert`.
 
-        Returns what is known of it, and the bytes written. Raises `StorageFullError` when the disk is full; nothing is left behind then.
+        Packets unused for longest go if the store may not hold more; without room even then nothing is written. Returns
+        what is known of it, and its bytes. Raises `StorageFullError` when the disk is full; nothing is left behind then.
         """
         fingerprint = recipe.fingerprint
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
         data = codec.encode(packet, fingerprint, recipe.storage)
-        self._write_file(self.folder / file, data)
+        gone = self.cap.make_room(len(data), sum(self._unrecorded.values()))
+        self.unlink(gone or ())
+        if gone is None:
+            file = ""
+        else:
+            write_durably(self.folder / file, data)
+            self._unrecorded[file] = len(data)
         digest = hashlib.sha256(data).hexdigest()
         blob = WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
         return blob, data
-
-    def _write_file(self, path: Path, data: bytes) -> None:
-        unfinished = path.with_suffix(".tmp")
-        try:
-            for _ in range(WRITE_TRIES):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with unfinished.open("wb") as out:
-                    out.write(data)
-                    out.flush()
-                    os.fsync(out.fileno())
-                try:
-                    unfinished.replace(path)
-                except FileNotFoundError:  # garbage collection took the unfinished file
-                    continue
-                _sync_folder(path.parent)
-                return
-            raise OSError(errno.EAGAIN, "the unfinished file was removed again and again")
-        except BaseException as error:  # interruptions too leave nothing behind
-            unfinished.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFullError(
-                    f"The disk of {self.folder} is full; the packet was not stored. Free some space and try again."
-                ) from error
-            raise StoreError(
-                f"A packet cannot be written to {path}: {error.strerror or error}. Check folder and permissions."
-            ) from error
 
     def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
         """Make written packets count, within a write transaction.
@@ -118,6 +104,8 @@ class PacketStore:
         """
         lost: list[WrittenBlob] = []
         for blob in blobs:
+            if not blob.file:
+                continue
             digest = blob.fingerprint.digest
             if (
                 connection.execute(sa.select(fingerprints.c.digest).where(fingerprints.c.digest == digest)).first()
@@ -139,15 +127,18 @@ class PacketStore:
             connection.execute(
                 sa.insert(packets).values(
                     key=blob.key, content=blob.content, fingerprint=digest, file=blob.file, bytes=blob.size,
-                    sha256=blob.sha256, tokens=blob.tokens, created=time.time(),
+                    sha256=blob.sha256, tokens=blob.tokens, created=time.time(), used=time.time(),
                 )
             )  # fmt: skip
+            self._unrecorded.pop(blob.file, None)
         if lost:
             raise BlobsLostError(lost)
 
     def discard(self, files: Collection[str]) -> None:
         """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
         if files:
+            for file in files:
+                self._unrecorded.pop(file, None)
             with self._database.writing() as connection:
                 for part in parts(sorted(files)):
                     query = sa.select(packets.c.file).where(packets.c.file.in_(part))
@@ -198,6 +189,7 @@ class PacketStore:
 
     def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | None]:
         """Give several packets, each as `get` gives it; those that are not in memory are read and checked side by side."""
+        self.cap.used(key for key, _ in wanted)
         found = [self._ram.get(key) for key, _ in wanted]
         missing = [number for number, packet in enumerate(found) if packet is None]
         if len(missing) < 2:
@@ -269,13 +261,3 @@ class PacketStore:
             self.unlink(orphans)
         self.unlink(removed)
         return removed + orphans
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; where folders cannot be opened (Windows) the file system does it itself."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

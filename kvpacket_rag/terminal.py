@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
     from kvpacket_rag.answer import Answer
     from kvpacket_rag.inspection import VerifyReport
 
-__all__ = ["answer_json", "bar", "err", "make_folder", "out", "print_answer", "print_json", "print_verification"]
+__all__ = [
+    "answer_json",
+    "bar",
+    "err",
+    "make_folder",
+    "out",
+    "parse_bytes",
+    "print_answer",
+    "print_json",
+    "print_verification",
+]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -37,6 +48,28 @@ def bar(*columns: str) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *texts, TimeRemainingColumn(), console=err
     )
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as 20GB or 1.5 GiB. Raises `InputError` for what is none."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise InputError(f"A size must be like 500MB, 20GB or 1.5GiB; got {text!r}.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def make_folder(folder: Path) -> None:

@@ -29,7 +29,7 @@ LAYERS = [
     ["chunking", "embedding", "anchor", "schema"],
     ["precision"],
     ["readers", "index", "database", "recipe", "assembly", "questions"],
-    ["codec", "ram"],
+    ["cap", "codec", "durable", "ram"],
     ["store", "retrieval", "generator", "configuration", "teacher"],
     ["building", "inspection", "answer"],
     ["reading"],

@@ -1,0 +1,120 @@
+"""The most bytes of packet files a store may hold. What was unused for longest goes first, to be built again when needed.
+
+Texts, vectors and metadata always stay. What is held is summed from the rows each time, and never counted along.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import sqlalchemy as sa
+
+from kvpacket_rag.database import Database, parts, read_fact, write_fact
+from kvpacket_rag.errors import InputError, StoreError
+from kvpacket_rag.schema import packets
+
+__all__ = ["MAX_BYTES", "Cap"]
+
+MAX_BYTES = "max_bytes"
+"""The fact that holds the limit."""
+NOTE_SECONDS = 60.0
+"""How long uses are gathered before they are written down, so that answering hardly ever writes."""
+
+
+class Cap:
+    """Keeps the packets of a database below its limit, if it has one. Threads may use it at the same time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._used: dict[str, float] = {}
+        self._noted = time.monotonic()
+
+    def limit(self) -> int | None:
+        """Bytes the packets may take together, None without a limit; all processes see the same."""
+        with self._database.reading() as connection:
+            found = read_fact(connection, MAX_BYTES)
+        return None if found is None else int(found)
+
+    def change(self, limit: int | None) -> list[str]:
+        """Set or lift the limit; returns the files of packets that had to go, to be removed.
+
+        Raises `InputError` for a limit below 1.
+        """
+        if limit is not None and limit < 1:
+            raise InputError(f"max_bytes must be at least 1; got {limit}. None lifts the limit.")
+        with self._database.writing() as connection:
+            write_fact(connection, MAX_BYTES, limit)
+        return self.make_room(0) or []
+
+    def make_room(self, size: int, unrecorded: int = 0) -> list[str] | None:
+        """Delete packets until a file of `size` bytes may be written; returns their files, to be removed.
+
+        unrecorded: bytes of files that are written already but that no row names yet. None: there is no room even if all go.
+        """
+        limit = self.limit()
+        if limit is None:
+            return []
+        wanted = size + unrecorded
+        if wanted > limit:
+            return None
+        with self._database.reading() as connection:
+            if _held(connection) + wanted <= limit:
+                return []
+        with self._database.writing() as connection:
+            self._write_down(connection)
+            return _evict(connection, _held(connection) + wanted - limit)
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` packets of the usual size would fit without another having to go."""
+        if (limit := self.limit()) is None:
+            return True
+        with self._database.reading() as connection:
+            packed = int(connection.execute(sa.select(sa.func.count()).select_from(packets)).scalar_one())
+            held = _held(connection)
+        return held + count * (held / packed if packed else 0) <= limit
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Note that packets were used now; written down once in a while."""
+        with self._lock:
+            now = time.time()
+            self._used.update((key, now) for key in keys)
+            if time.monotonic() - self._noted < NOTE_SECONDS:
+                return
+            self._noted = time.monotonic()
+        self.note()
+
+    def note(self) -> None:
+        """Write down what was used; left out where the store cannot be written."""
+        with suppress(StoreError):
+            if self._used and self.limit() is not None:
+                with self._database.writing() as connection:
+                    self._write_down(connection)
+
+    def _write_down(self, connection: sa.Connection) -> None:
+        with self._lock:
+            used, self._used = self._used, {}
+        for key, when in used.items():
+            connection.execute(sa.update(packets).where(packets.c.key == key).values(used=when))
+
+
+def _held(connection: sa.Connection) -> int:
+    return int(connection.execute(sa.select(sa.func.sum(packets.c.bytes))).scalar() or 0)
+
+
+def _evict(connection: sa.Connection, size: int) -> list[str]:
+    """Delete the packets unused for longest, of at least `size` bytes together; gives their files."""
+    gone: list[str] = []
+    files: list[str] = []
+    for row in connection.execute(sa.select(packets.c.key, packets.c.file, packets.c.bytes).order_by(packets.c.used)):
+        if size <= 0:
+            break
+        gone.append(row.key)
+        files.append(row.file)
+        size -= row.bytes
+    for keys in parts(gone):
+        connection.execute(sa.delete(packets).where(packets.c.key.in_(keys)))
+    return files
