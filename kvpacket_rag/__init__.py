@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
+    from kvpacket_rag.importing import import_bundle as import_bundle
     from kvpacket_rag.model import SEPARATOR as SEPARATOR
     from kvpacket_rag.model import PacketModel as PacketModel
     from kvpacket_rag.model import PromptStyle as PromptStyle
@@ -76,6 +77,7 @@ _HOMES = {
     "adopt": "adopting",
     "check_own": "adopting",
     "embed_question": "embedding",
+    "import_bundle": "importing",
     "splice": "conversation",
     "steps_in_thread": "threads",
     "unit_vectors": "embedding",
@@ -112,6 +114,7 @@ __all__ = [
     "adopt",
     "check_own",
     "embed_question",
+    "import_bundle",
     "splice",
     "steps_in_thread",
     "unit_vectors",

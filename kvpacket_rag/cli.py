@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -18,12 +16,10 @@ from rich.table import Column, Table
 from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
 from kvpacket_rag.cli_speed import speed
+from kvpacket_rag.cli_store import KB, AsJson, care, open_store
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
-from kvpacket_rag.terminal import answer_json, bar, err, out, parse_bytes, print_answer, print_json, print_verification
-
-if TYPE_CHECKING:
-    from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json
 
 app = typer.Typer(
     help="Answer questions about your documents from stored key/value packets.",
@@ -33,13 +29,11 @@ app = typer.Typer(
 )
 bench.add_typer(speed)
 app.add_typer(bench, name="bench")
+app.add_typer(care)
 app.add_typer(train)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-
-KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class MethodName(StrEnum):
@@ -79,17 +73,6 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-@contextmanager
-def _open(kb: Path, **settings: Any) -> Iterator[DocumentStore]:
-    from kvpacket_rag.documents import DocumentStore
-
-    store = DocumentStore.open(kb, **settings)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 @app.command()
 def add(
     kb: KB,
@@ -118,8 +101,9 @@ def add(
     from kvpacket_rag.readers import find_files
 
     find_files([*paths])  # a mistyped path makes no empty knowledge base
+    settings = {"chunk_tokens": chunk_tokens, "anchor": anchor, "storage": storage}
     with (
-        _open(kb, model=model, embedder=embedder, chunk_tokens=chunk_tokens, anchor=anchor, storage=storage) as store,
+        open_store(kb, model=model, embedder=embedder, **settings) as store,
         bar(
             "{task.fields[chunks]} chunks", "{task.fields[tokens]} tokens", "{task.fields[rate]:.0f} tokens/s"
         ) as shown,
@@ -168,7 +152,7 @@ def ask(
     from kvpacket_rag.generator import GenerationConfig
     from kvpacket_rag.rag import RAG
 
-    with _open(kb, create=False) as store:
+    with open_store(kb, create=False) as store:
         rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))
         if show_prompt:
             sys.stdout.write(rag.show_prompt(question) + "\n")
@@ -190,7 +174,7 @@ def ask(
 @app.command()
 def ls(kb: KB, as_json: AsJson = False) -> None:
     """List the documents."""
-    with _open(kb, create=False) as store:
+    with open_store(kb, create=False) as store:
         documents = store.documents()
     if as_json:
         print_json([asdict(document) for document in documents])
@@ -205,77 +189,10 @@ def ls(kb: KB, as_json: AsJson = False) -> None:
 @app.command()
 def rm(kb: KB, documents: Annotated[list[str], typer.Argument(metavar="DOC...", show_default=False)]) -> None:
     """Remove documents by id, as `ls` lists them."""
-    with _open(kb, create=False) as store:
+    with open_store(kb, create=False) as store:
         for document in documents:
             store.remove(document)
             out.print(f"Removed {document}.", markup=False)
-
-
-@app.command()
-def info(kb: KB, as_json: AsJson = False) -> None:
-    """Say what the knowledge base holds."""
-    with _open(kb, create=False) as store:
-        held = store.info()
-    if as_json:
-        print_json(asdict(held))
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in (held.facts.get("settings") or {}).items():
-        table.add_row(name.replace("_", " "), str(value))
-    table.add_row("documents", f"{held.documents:,}")
-    table.add_row("chunks", f"{held.chunks:,}")
-    table.add_row("packets", f"{held.packets:,} of {held.packet_tokens:,} tokens")
-    table.add_row("packet files", f"{held.packet_bytes / 1e6:,.1f} MB, {held.bytes_per_token / 1024:.1f} KiB per token")
-    if held.max_bytes is not None:
-        table.add_row("limit", f"{held.max_bytes / 1e6:,.1f} MB of packet files")
-    table.add_row("database", f"{held.database_bytes / 1e6:,.1f} MB")
-    out.print(table)
-
-
-@app.command()
-def cap(
-    kb: KB,
-    size: Annotated[
-        str | None,
-        typer.Argument(help="Such as 500MB or 20GB; none lifts the limit. Shown if left out.", show_default=False),
-    ] = None,
-) -> None:
-    """Limit the bytes of packets: those unused for longest go, and are built again when a question needs them."""
-    with _open(kb, create=False) as store:
-        if size is not None:
-            store.max_bytes = None if size.lower() == "none" else parse_bytes(size)
-        held = store.info()
-    limit = "no limit" if held.max_bytes is None else f"limit {held.max_bytes / 1e6:,.1f} MB"
-    out.print(f"{held.packets:,} packets, {held.packet_bytes / 1e6:,.1f} MB; {limit}.")
-
-
-@app.command()
-def verify(
-    kb: KB,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Remove what is damaged or left over, rebuild packets from their text.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check every stored byte. Exit code 1 if something is wrong."""
-    with _open(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
-        task = shown.add_task("Verifying", total=None)
-        report = store.verify(
-            repair=repair, progress=lambda done, total: shown.update(task, completed=done, total=total)
-        )
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_verification(report)
-    if not report.clean:
-        raise typer.Exit(1)
-
-
-@app.command()
-def gc(kb: KB) -> None:
-    """Remove files and packets that nothing refers to."""
-    with _open(kb, create=False) as store:
-        out.print(f"{len(store.collect_garbage())} files removed.")
 
 
 @app.command()

@@ -27,7 +27,7 @@ from kvpacket_rag.precision import storage_named
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import documents
 
-__all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings"]
+__all__ = ["ADAPTER_FILE", "DEFAULT_MODEL", "Configuration", "StoreSettings", "merge"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StoreSettings:
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
 
 
-def _merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder: Path) -> StoreSettings:
+def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder: Path) -> StoreSettings:
     """Join what is recorded with what the caller gives (None is "as recorded").
 
     Raises `MismatchError` where both are given and differ. The model is left out here: models are compared by
@@ -122,7 +122,7 @@ class Configuration:
         self._database, self._folder = database, folder
         with database.reading() as connection:
             recorded = _recorded(connection)
-        self.settings = _merge(recorded, given, folder)
+        self.settings = merge(recorded, given, folder)
         self._model_name = given.get("model") or self.settings.model
         self._model, self._embedder = model, embedder
         self._recipes: dict[Anchor, PacketRecipe] = {}
@@ -253,7 +253,7 @@ class Configuration:
             write_fact(connection, "settings", asdict(self.settings))
             write_fact(connection, "fingerprint", asdict(self.recipe(1).fingerprint))
         else:
-            _merge(recorded, asdict(self.settings), self._folder)
+            merge(recorded, asdict(self.settings), self._folder)
             self._compare(connection, self.recipe(1).fingerprint, self.model.name)
 
     def _check_model(self, model: PacketModel) -> None:

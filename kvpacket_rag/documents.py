@@ -24,8 +24,10 @@ from kvpacket_rag.configuration import Configuration, StoreSettings
 from kvpacket_rag.database import Database
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, NotFoundError, StoreError
+from kvpacket_rag.exporting import ExportReport, export
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
+from kvpacket_rag.loading import load_packets
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import LoadedPackets, content_hash
 from kvpacket_rag.remaking import drop_damaged, drop_other_packets, rebuild_missing
@@ -236,18 +238,7 @@ class DocumentStore:
 
         Raises `DamagedError` if a stored packet is not what was written.
         """
-        prints = [self._configuration.recipe(place).fingerprint for place in range(len(chunks))]
-        keys = [fingerprint.packet_key(chunk.content) for fingerprint, chunk in zip(prints, chunks, strict=True)]
-        found = self._packets.get_each(list(zip(keys, prints, strict=True)))
-        missing = [place for place, packet in enumerate(found) if packet is None]
-        for first in (True, False):
-            places = [place for place in missing if (place == 0) is first]
-            if places:
-                unique = list({chunks[place].content: chunks[place] for place in places}.values())
-                built = self._builder().build_on_demand(unique, self._configuration.recipe(places[0]))
-                for place in places:
-                    found[place] = built[chunks[place].content]
-        return LoadedPackets(tuple(packet for packet in found if packet is not None), len(missing))
+        return load_packets(self._packets, self._builder(), self._configuration, chunks)
 
     @property
     def max_bytes(self) -> int | None:
@@ -293,6 +284,14 @@ class DocumentStore:
         self._configuration.change(anchor, texts, adapter)
         self.build_missing(progress=progress)
         drop_other_packets(self._database, self._packets, self._configuration)
+
+    def export(
+        self, path: str | Path, *, documents: Sequence[str] | None = None, since: str | Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:  # fmt: skip
+        """Write documents, default all, or what has changed since an earlier bundle, into one file; see `exporting.export`."""
+        earlier = None if since is None else Path(since)
+        return export(self._database, self._packets, Path(path), only=documents, since=earlier, progress=progress)
 
     def collect_garbage(self) -> list[str]:
         """Remove files and packets that nothing refers to; returns the removed files."""

@@ -76,15 +76,18 @@ class PacketStore:
     # -- writing --------------------------------------------------------------------------------------------
 
     def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, bytes]:
-        """Write a packet to a new file, flushed to disk. It counts only after `insert`.
+        """Write a packet to a new file; see `write_bytes`. Returns what is known of it, and its bytes."""
+        data = codec.encode(packet, recipe.fingerprint, recipe.storage)
+        return self.write_bytes(packet, recipe.fingerprint, data), data
 
-        Packets unused for longest go if the store may not hold more; without room even then nothing is written. Returns
-        what is known of it, and its bytes. Raises `StorageFullError` when the disk is full; nothing is left behind then.
+    def write_bytes(self, packet: Packet, fingerprint: Fingerprint, data: bytes) -> WrittenBlob:
+        """Write the bytes of a packet to a new file, flushed to disk. It counts only after `insert`.
+
+        Packets unused for longest go if the store may not hold more; without room even then nothing is written.
+        Raises `StorageFullError` when the disk is full; nothing is left behind then.
         """
-        fingerprint = recipe.fingerprint
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
-        data = codec.encode(packet, fingerprint, recipe.storage)
         gone = self.cap.make_room(len(data), sum(self._unrecorded.values()))
         self.unlink(gone or ())
         if gone is None:
@@ -93,8 +96,7 @@ class PacketStore:
             write_durably(self.folder / file, data)
             self._unrecorded[file] = len(data)
         digest = hashlib.sha256(data).hexdigest()
-        blob = WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
-        return blob, data
+        return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
 
     def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
         """Make written packets count, within a write transaction.
@@ -199,6 +201,11 @@ class PacketStore:
             for number, data in zip(missing, pool.map(self.fetch, [wanted[n][0] for n in missing]), strict=True):
                 found[number] = None if data is None else self._decode(*wanted[number], data)
         return found
+
+    def has(self, key: str) -> bool:
+        """Whether there is a packet under a key."""
+        with self._database.reading() as connection:
+            return connection.execute(sa.select(packets.c.key).where(packets.c.key == key)).first() is not None
 
     def fetch(self, key: str) -> memoryview | None:
         """Bytes of a packet's file, or None if the store has none; raises `DamagedError` if they are not what was written."""

@@ -1,0 +1,202 @@
+"""The bytes of a bundle: a small header that names every section with its length and digest, then the sections.
+
+    magic "KVPB0001" · length of the header, 8 bytes little-endian · header, JSON · its sha256 · sections, one after another
+
+Everything is checked before it is used: lengths against the file, every section against its digest, and no section is
+read into memory whole but the header. Nothing in a bundle is a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kvpacket_rag.errors import DamagedError, MismatchError, NotFoundError
+
+__all__ = ["LINES", "ROWS", "BundleReader", "Section", "open_bundle", "write_bundle"]
+
+MAGIC = b"KVPB0001"
+FORMAT = 1
+DIGEST = 32
+LONGEST_HEADER = 1 << 20
+LONGEST_LINE = 1 << 26
+PORTION = 1 << 20
+
+ROWS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "fingerprints": {"digest": (str,), "fields": (dict,), "anchor": (str,)},
+    "removed": {"name": (str,)},
+    "documents": {
+        "name": (str,), "title": (str,), "source": (str,), "content": (str,), "metadata": (dict,), "characters": (int,),
+        "added": (float, int),
+    },
+    "chunks": {
+        "name": (str,), "document": (str,), "ordinal": (int,), "start": (int,), "stop": (int,), "text": (str,),
+        "content": (str,), "tokens": (list,), "dimension": (int,),
+    },
+    "packets": {
+        "key": (str,), "content": (str,), "fingerprint": (str,), "sha256": (str,), "tokens": (int,), "offset": (int,),
+        "bytes": (int,),
+    },
+}  # fmt: skip
+"""Sections of JSON lines: what every row of theirs holds, nothing else, and of which type."""
+LINES = tuple(ROWS)
+BYTES = ("vectors", "adapter", "blobs")
+"""Sections of bytes: of all chunks, of the store's own adapter, of all packets."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where a section lies, counted from the end of the header, and what it holds."""
+
+    offset: int
+    bytes: int
+    sha256: str
+    """Empty for the packets' bytes, each of which has a digest of its own."""
+
+
+class BundleReader:
+    """A bundle whose header was checked."""
+
+    def __init__(self, file: IO[bytes], name: str, header: Mapping[str, Any], start: int) -> None:
+        self._file, self.name, self.header, self._start = file, name, header, start
+        self._sections = {key: Section(**value) for key, value in header["sections"].items()}
+
+    def check(self) -> None:
+        """Compare every section that has a digest with it. Raises `DamagedError` for the first that differs."""
+        for key, section in self._sections.items():
+            if section.sha256:
+                digest = hashlib.sha256()
+                for portion in self._portions(section):
+                    digest.update(portion)
+                if digest.hexdigest() != section.sha256:
+                    raise DamagedError(
+                        f"The bundle {self.name} is damaged: its {key} are not what was written. Copy it again."
+                    )
+
+    def _portions(self, section: Section) -> Iterator[bytes]:
+        self._file.seek(self._start + section.offset)
+        left = section.bytes
+        while left:
+            portion = self._file.read(min(left, PORTION))
+            if not portion:
+                raise DamagedError(f"The bundle {self.name} ends too early. Copy it again.")
+            left -= len(portion)
+            yield portion
+
+    def rows(self, key: str) -> Iterator[dict[str, Any]]:
+        """The rows of a section of JSON lines. Raises `DamagedError` for one that is not as `ROWS` says."""
+        section, types = self._sections[key], ROWS[key]
+        at = 0
+        while at < section.bytes:
+            self._file.seek(self._start + section.offset + at)
+            line = self._file.readline(min(LONGEST_LINE, section.bytes - at))
+            at += len(line)
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DamagedError(f"The bundle {self.name} holds a line in its {key} that is not JSON.") from error
+            fits = isinstance(value, dict) and set(value) == set(types)
+            if not fits or not all(type(value[name]) in allowed for name, allowed in types.items()):
+                raise DamagedError(f"The bundle {self.name} holds a line in its {key} that is not as written.")
+            yield value
+
+    def read(self, key: str, offset: int = 0, count: int | None = None) -> bytearray:
+        """Some bytes of a section, default all. Raises `DamagedError` if it has not so many."""
+        section = self._sections[key]
+        count = section.bytes - offset if count is None else count
+        if offset < 0 or count < 0 or offset + count > section.bytes:
+            raise DamagedError(
+                f"The bundle {self.name} says that {count} bytes lie at {offset} of its {key}, which have {section.bytes}."
+            )
+        data = bytearray(count)
+        self._file.seek(self._start + section.offset + offset)
+        if self._file.readinto(data) != count:  # type: ignore[attr-defined]
+            raise DamagedError(f"The bundle {self.name} ends too early. Copy it again.")
+        return data
+
+    def length(self, key: str) -> int:
+        """Bytes of a section."""
+        return self._sections[key].bytes
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[BundleReader]:
+    """Open a bundle and check its header against the file.
+
+    Raises `NotFoundError` without a file, `DamagedError` if it is no bundle or not whole, `MismatchError` for another format.
+    """
+    if not path.is_file():
+        raise NotFoundError(f"There is no bundle {path}. Make one with `kvpacket export`.")
+    with path.open("rb") as file:
+        header, start = _header(file, path)
+        yield BundleReader(file, path.name, header, start)
+
+
+def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], int]:
+    size = path.stat().st_size
+    opening = file.read(16)
+    if len(opening) < 16 or not opening.startswith(MAGIC):
+        raise DamagedError(f"{path.name} is no bundle; one is made with `kvpacket export`.")
+    (length,) = struct.unpack("<Q", opening[8:])
+    if length > min(LONGEST_HEADER, size - 16 - DIGEST):
+        raise DamagedError(f"The bundle {path.name} is damaged: its header cannot have {length} bytes.")
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != file.read(DIGEST):
+        raise DamagedError(f"The bundle {path.name} is damaged: its header is not what was written. Copy it again.")
+    try:
+        header = json.loads(text)
+        if header["format"] != FORMAT:
+            raise MismatchError(
+                f"The bundle {path.name} has format {header['format']}, this release reads {FORMAT}. Export it anew.",
+                field="format", expected=FORMAT, found=header["format"],
+            )  # fmt: skip
+        sections = {key: Section(**value) for key, value in header["sections"].items()}
+        whole = all(
+            type(number) is int and number >= 0 for s in sections.values() for number in (s.offset, s.bytes)
+        ) and set(sections) == {*LINES, *BYTES}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"The bundle {path.name} is damaged: its header cannot be read.") from error
+    end = 0
+    for section in sorted(sections.values(), key=lambda s: (s.offset, s.bytes)) if whole else ():
+        whole = whole and section.offset == end
+        end = section.offset + section.bytes
+    if not whole or 16 + length + DIGEST + end != size:
+        raise DamagedError(f"The bundle {path.name} is not whole, or its header is damaged. Copy it again.")
+    return header, 16 + length + DIGEST
+
+
+def write_bundle(
+    file: IO[bytes],
+    about: Mapping[str, Any],
+    sections: Mapping[str, IO[bytes]],
+    blobs: Iterable[bytes | memoryview],
+    size: int,
+) -> None:
+    """Write a bundle into a file: `about` into its header, then the sections, then packets of `size` bytes together."""
+    table: dict[str, Any] = {}
+    at = 0
+    for key, source in sections.items():
+        digest, count = hashlib.sha256(), 0
+        for portion in _all_of(source):
+            digest.update(portion)
+            count += len(portion)
+        table[key] = asdict(Section(at, count, digest.hexdigest()))
+        at += count
+    table["blobs"] = asdict(Section(at, size, ""))
+    header = json.dumps({"format": FORMAT, **about, "sections": table}, sort_keys=True).encode()
+    file.write(MAGIC + struct.pack("<Q", len(header)) + header + hashlib.sha256(header).digest())
+    for source in sections.values():
+        file.writelines(_all_of(source))
+    file.writelines(blobs)
+
+
+def _all_of(source: IO[bytes]) -> Iterator[bytes]:
+    source.seek(0)
+    while portion := source.read(PORTION):
+        yield portion

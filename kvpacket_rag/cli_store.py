@@ -1,0 +1,148 @@
+"""`kvpacket info`, `verify`, `gc`, `cap`, `export` and `import`: looking after a knowledge base, and handing it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kvpacket_rag.terminal import bar, out, parse_bytes, print_json, print_verification
+
+if TYPE_CHECKING:
+    from kvpacket_rag.documents import DocumentStore
+
+__all__ = ["KB", "AsJson", "care", "open_store"]
+
+care = typer.Typer()
+
+KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def open_store(kb: Path, **settings: Any) -> Iterator[DocumentStore]:
+    """Open a knowledge base for one command."""
+    from kvpacket_rag.documents import DocumentStore
+
+    store = DocumentStore.open(kb, **settings)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@care.command()
+def info(kb: KB, as_json: AsJson = False) -> None:
+    """Say what the knowledge base holds."""
+    with open_store(kb, create=False) as store:
+        held = store.info()
+    if as_json:
+        print_json(asdict(held))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in (held.facts.get("settings") or {}).items():
+        table.add_row(name.replace("_", " "), str(value))
+    table.add_row("documents", f"{held.documents:,}")
+    table.add_row("chunks", f"{held.chunks:,}")
+    table.add_row("packets", f"{held.packets:,} of {held.packet_tokens:,} tokens")
+    table.add_row("packet files", f"{held.packet_bytes / 1e6:,.1f} MB, {held.bytes_per_token / 1024:.1f} KiB per token")
+    if held.max_bytes is not None:
+        table.add_row("limit", f"{held.max_bytes / 1e6:,.1f} MB of packet files")
+    table.add_row("database", f"{held.database_bytes / 1e6:,.1f} MB")
+    out.print(table)
+
+
+@care.command()
+def cap(
+    kb: KB,
+    size: Annotated[
+        str | None,
+        typer.Argument(help="Such as 500MB or 20GB; none lifts the limit. Shown if left out.", show_default=False),
+    ] = None,
+) -> None:
+    """Limit the bytes of packets: those unused for longest go, and are built again when a question needs them."""
+    with open_store(kb, create=False) as store:
+        if size is not None:
+            store.max_bytes = None if size.lower() == "none" else parse_bytes(size)
+        held = store.info()
+    limit = "no limit" if held.max_bytes is None else f"limit {held.max_bytes / 1e6:,.1f} MB"
+    out.print(f"{held.packets:,} packets, {held.packet_bytes / 1e6:,.1f} MB; {limit}.")
+
+
+@care.command()
+def verify(
+    kb: KB,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged or left over, rebuild packets from their text.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every stored byte. Exit code 1 if something is wrong."""
+    with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
+        task = shown.add_task("Verifying", total=None)
+        report = store.verify(
+            repair=repair, progress=lambda done, total: shown.update(task, completed=done, total=total)
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_verification(report)
+    if not report.clean:
+        raise typer.Exit(1)
+
+
+@care.command()
+def gc(kb: KB) -> None:
+    """Remove files and packets that nothing refers to."""
+    with open_store(kb, create=False) as store:
+        out.print(f"{len(store.collect_garbage())} files removed.")
+
+
+@care.command("export")
+def export_command(
+    kb: KB,
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="File to write, such as kb.kvpb.", show_default=False)
+    ],
+    documents: Annotated[
+        list[str] | None, typer.Option("--doc", help="Id of a document; several times for more. Default all.")
+    ] = None,
+    since: Annotated[Path | None, typer.Option(help="An earlier bundle: write what has changed since only.")] = None,
+) -> None:
+    """Write documents with their vectors and packets into one file, to be taken in elsewhere."""
+    with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
+        task = shown.add_task("Writing", total=None)
+        report = store.export(
+            bundle, documents=documents, since=since,
+            progress=lambda done, total: shown.update(task, completed=done, total=total),
+        )  # fmt: skip
+    gone = f", {report.removed} to be removed" if report.removed else ""
+    out.print(
+        f"{report.documents} documents{gone}, {report.chunks} chunks, {report.packets} packets: "
+        f"{report.bytes / 1e6:,.1f} MB in {bundle}.",
+        markup=False,
+    )
+
+
+@care.command("import")
+def import_command(
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="File written by `kvpacket export`.", show_default=False)
+    ],
+    kb: KB,
+) -> None:
+    """Take a bundle in: its documents are added, or replace those of the same id. Needs no model."""
+    from kvpacket_rag.importing import import_bundle
+
+    with bar("{task.percentage:.0f} %") as shown:
+        task = shown.add_task("Checking", total=None)
+        report = import_bundle(bundle, kb, progress=lambda done, total: shown.update(task, completed=done, total=total))
+    out.print(
+        f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged, {report.removed} removed; {report.chunks} chunks, "
+        f"{report.packets} new packets."
+    )

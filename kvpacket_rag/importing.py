@@ -1,0 +1,234 @@
+"""Taking a bundle into a store: everything is checked first, and the store changes in one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from kvpacket_rag import codec
+from kvpacket_rag.adapter import Adapter
+from kvpacket_rag.building import delete_document, raise_generation
+from kvpacket_rag.bundle import BundleReader, open_bundle
+from kvpacket_rag.configuration import ADAPTER_FILE, StoreSettings, merge
+from kvpacket_rag.database import Database, read_fact, write_fact
+from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, StoreError
+from kvpacket_rag.packet import Fingerprint, content_hash
+from kvpacket_rag.schema import chunks, documents
+from kvpacket_rag.store import PacketStore, WrittenBlob
+
+__all__ = ["ImportReport", "import_bundle", "take_in"]
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What of a bundle was taken in."""
+
+    added: int
+    updated: int
+    unchanged: int
+    removed: int
+    chunks: int
+    packets: int
+    """Packets the store did not have."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What was found in a bundle."""
+
+    settings: Mapping[str, Any]
+    fingerprint: Fingerprint
+    known: Mapping[str, tuple[Fingerprint, str]]
+    """Fingerprints with the anchor of each, by digest."""
+
+
+def import_bundle(
+    bundle: str | Path, folder: str | Path, *, progress: Callable[[int, int], None] | None = None
+) -> ImportReport:
+    """Take a bundle into the store in `folder`, which is made if there is none; see `take_in`.
+
+    Raises `NotFoundError` without a bundle, `StoreError` if the folder cannot be written, and what `take_in` raises.
+    """
+    folder = Path(folder).absolute()
+    with open_bundle(Path(bundle)):  # what is no bundle makes no folder
+        pass
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
+    with contextlib.closing(Database(folder / "store.db")) as database:
+        return take_in(database, PacketStore(database, folder / "packets"), Path(bundle), progress)
+
+
+def take_in(
+    database: Database, store: PacketStore, path: Path, progress: Callable[[int, int], None] | None = None
+) -> ImportReport:
+    """Take the documents of a bundle in, with chunks, vectors and packets; those of the same id are replaced.
+
+    Neither model nor embedder is needed. progress: called with (bytes of packets checked, bytes of packets). Raises
+    `DamagedError` if anything is not as written, `MismatchError` naming what differs if the bundle was made with
+    something else than the store; nothing has changed then.
+    """
+    folder = store.folder.parent
+    with open_bundle(path) as reader:
+        reader.check()
+        found = _check(reader)
+        with database.reading() as connection:
+            _compare(connection, folder, reader, found)
+        blobs: dict[str, WrittenBlob] = {}
+        try:
+            for blob in _packets(store, reader, found, progress):
+                blobs[blob.key] = blob
+            with database.writing() as connection:
+                empty = _compare(connection, folder, reader, found)
+                if empty:
+                    write_fact(connection, "settings", dict(found.settings))
+                    write_fact(connection, "fingerprint", reader.header["fingerprint"])
+                report, stale = _rows(connection, reader)
+                for digest, (_, anchor) in found.known.items():
+                    own = [blob for blob in blobs.values() if blob.fingerprint.digest == digest]
+                    store.insert(connection, own, anchor)
+                unused = store.delete_unused(connection, stale)
+                raise_generation(connection)
+                if empty and reader.length("adapter"):
+                    (folder / ADAPTER_FILE).write_bytes(reader.read("adapter"))
+            store.unlink(unused)
+        finally:
+            store.discard([blob.file for blob in blobs.values() if blob.file])
+    return ImportReport(**report, packets=len(blobs))
+
+
+def _check(reader: BundleReader) -> _Checked:
+    """Read settings and fingerprints. Raises `DamagedError` if they are none."""
+    try:
+        settings = {**reader.header["settings"]}
+        StoreSettings(**settings)
+        known = {}
+        for row in reader.rows("fingerprints"):
+            fingerprint = Fingerprint(**row["fields"])
+            if fingerprint.digest != row["digest"]:
+                raise DamagedError(f"The bundle {reader.name} holds a fingerprint that does not give its digest.")
+            known[fingerprint.digest] = (fingerprint, row["anchor"])
+        return _Checked(settings, Fingerprint(**reader.header["fingerprint"]), known)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, KVPacketError) and not isinstance(error, InputError):
+            raise
+        raise DamagedError(f"The bundle {reader.name} is damaged: {error}.") from error
+
+
+def _compare(connection: sa.Connection, folder: Path, reader: BundleReader, found: _Checked) -> bool:
+    """Raise `MismatchError` unless bundle and store were made alike; True if the store has no documents yet."""
+    if connection.execute(sa.select(documents.c.id).limit(1)).first() is None:
+        return True
+    merge(read_fact(connection, "settings"), found.settings, folder)
+    expected = Fingerprint(**read_fact(connection, "fingerprint"))
+    expected.check(
+        found.fingerprint, f"The store at {folder} and the bundle {reader.name} hold packets of different kinds"
+    )
+    own = folder / ADAPTER_FILE
+    has = Adapter.load(own).digest if own.exists() else ""
+    if bool(has) != bool(reader.length("adapter")):
+        raise MismatchError(
+            f"The store at {folder} {'has an adapter of its own' if has else 'uses the adapter of the package'}, the bundle "
+            f"{reader.name} was made {'without' if has else 'with'} one. Take the same adapter in with `kvpacket adapt` first.",
+            field="adapter", expected=has, found="",
+        )  # fmt: skip
+    return False
+
+
+def _packets(
+    store: PacketStore,
+    reader: BundleReader,
+    found: _Checked,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[WrittenBlob]:
+    """Check the packets one by one and write those the store does not have; no row names them yet."""
+    total = reader.length("blobs")
+    for row in reader.rows("packets"):
+        key, at = row["key"], row["offset"]
+        if row["fingerprint"] not in found.known:
+            raise DamagedError(f"The bundle {reader.name} is damaged: it lacks the fingerprint of packet {key[:12]}.")
+        fingerprint, _ = found.known[row["fingerprint"]]
+        if progress is not None:
+            progress(at, total)
+        data = reader.read("blobs", at, row["bytes"])
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise DamagedError(
+                f"The bundle {reader.name} is damaged: packet {key[:12]} is not what was written. Copy it again."
+            )
+        packet = codec.decode(data, fingerprint, key[:12])
+        if fingerprint.packet_key(packet.content) != key:
+            raise DamagedError(f"The bundle {reader.name} holds another packet under the name {key[:12]}.")
+        if not store.has(key):
+            yield store.write_bytes(packet, fingerprint, bytes(data))
+    if progress is not None:
+        progress(total, total)
+
+
+def _rows(connection: sa.Connection, reader: BundleReader) -> tuple[dict[str, int], set[str]]:
+    """Put documents and chunks in; gives the counts, and contents whose packets may now be unused."""
+    counts = {"added": 0, "updated": 0, "unchanged": 0, "removed": 0, "chunks": 0}
+    stale: set[str] = set()
+    try:
+        for row in reader.rows("removed"):
+            if (old := _find(connection, row["name"])) is not None:
+                stale |= delete_document(connection, old.id)
+                counts["removed"] += 1
+        numbers: dict[str, int | None] = {}
+        for row in reader.rows("documents"):
+            old = _find(connection, row["name"])
+            if old is not None and old.content == row["content"]:
+                numbers[row["name"]] = None
+                counts["unchanged"] += 1
+                continue
+            if old is not None:
+                stale |= delete_document(connection, old.id)
+            counts["added" if old is None else "updated"] += 1
+            made = connection.execute(sa.insert(documents).values(**{**row, "added": time.time()}))
+            numbers[row["name"]] = made.inserted_primary_key[0]  # type: ignore[index]
+        counts["chunks"] = _chunks(connection, reader, numbers)
+    except (KeyError, TypeError, ValueError, sa.exc.SQLAlchemyError) as error:
+        if isinstance(error, KVPacketError):
+            raise
+        raise DamagedError(f"The bundle {reader.name} is damaged: a row is not as it was written ({error}).") from error
+    return counts, stale
+
+
+def _find(connection: sa.Connection, name: str) -> Any:
+    return connection.execute(sa.select(documents.c.id, documents.c.content).where(documents.c.name == name)).first()
+
+
+def _chunks(connection: sa.Connection, reader: BundleReader, numbers: Mapping[str, int | None]) -> int:
+    """Put the chunks of documents in, by the documents' row ids; None leaves those of a document out. Gives how many."""
+    at = count = 0
+    dimension = reader.header["settings"]["dimension"]
+    for name, group in groupby(reader.rows("chunks"), key=lambda row: row["document"]):
+        made = []
+        for row in group:
+            if row["dimension"] not in (0, dimension):
+                raise ValueError(f"a vector of {row['dimension']} numbers")
+            vector = bytes(reader.read("vectors", at, 4 * row["dimension"]))
+            at += len(vector)
+            if (number := numbers[name]) is not None:
+                made.append(_chunk(row, number, vector, reader.name))
+        if made:
+            connection.execute(sa.insert(chunks), made)
+        count += len(made)
+    return count
+
+
+def _chunk(row: Mapping[str, Any], document: int, vector: bytes, name: str) -> dict[str, Any]:
+    tokens = tuple(row["tokens"])
+    if content_hash(tokens) != row["content"]:
+        raise DamagedError(f"The bundle {name} is damaged: the tokens of chunk {row['name']} are not what was written.")
+    kept = {key: row[key] for key in ("name", "ordinal", "start", "stop", "text", "content")}
+    return {**kept, "document_id": document, "token_ids": np.asarray(tokens, "<i4").tobytes(), "vector": vector}
