@@ -31,8 +31,7 @@ from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
 __all__ = ["AddReport", "BuildProgress", "Builder", "delete_document", "raise_generation"]
 
 WINDOW_CHUNKS = 32
-"""Chunks gathered from several documents before they are encoded, so that forward passes are full; the packets
-are on disk, not in memory, until they are committed."""
+"""Chunks gathered before they are encoded, so that forward passes are full; packets are on disk until they are committed."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Builder:
         try:
             for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._recipe):
                 if not blob.file:
-                    break  # others would find no room either; they are built when a question needs them
+                    continue  # the store's limit left no room; it is built when a question needs it
                 window.blobs[blob.content] = blob
                 tally.count(packets_built=1, tokens_built=blob.tokens)
                 report(tally.progress())
@@ -189,7 +188,9 @@ class Builder:
                 present.update(connection.execute(rows).scalars())
         return set(contents) - present
 
-    def _write_packets(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> Iterator[tuple[WrittenBlob, bytes]]:
+    def _write_packets(
+        self, chunks: Sequence[Chunk], recipe: PacketRecipe, *, evict: bool = True
+    ) -> Iterator[tuple[WrittenBlob, bytes]]:
         """Encode chunks and write each packet to a file as it is ready; no row names the files yet.
 
         Yields what is known of each file, and its bytes.
@@ -199,14 +200,21 @@ class Builder:
         kept = None if recipe.storage.bits else recipe.storage.dtype
         for _, packet in self._configuration.model.encode_each(ids, anchor=recipe.anchor_ids, storage=kept):
             _check_finite(packet, recipe.storage)
-            yield self._store.write_blob(packet, recipe)
+            yield self._store.write_blob(packet, recipe, evict=evict)
 
-    def build_on_demand(self, chunks: Sequence[Chunk], recipe: PacketRecipe) -> dict[str, Packet]:
-        """Build and store packets that a question needs and the store lacks; returns them by content."""
+    def build_on_demand(
+        self, chunks: Sequence[Chunk], recipe: PacketRecipe, *, evict: bool = True
+    ) -> dict[str, Packet]:
+        """Build and store packets that a question needs and the store lacks; returns them by content.
+
+        evict: whether others may go for them where the store has a limit; if not, what has no room is left out.
+        """
         blobs: list[WrittenBlob] = []
         packets: dict[str, Packet] = {}
         try:
-            for blob, data in self._write_packets(chunks, recipe):
+            for blob, data in self._write_packets(chunks, recipe, evict=evict):
+                if not (blob.file or evict):
+                    break
                 blobs.append(blob)
                 # As it will be read again: a format may round.
                 packets[blob.content] = codec.decode(bytearray(data), recipe.fingerprint, blob.key[:12])
@@ -218,7 +226,7 @@ class Builder:
         except BlobsLostError:
             pass  # garbage collection was faster; the next question builds them again
         finally:
-            self._store.discard([blob.file for blob in blobs if blob.file])
+            self._store.discard([blob.file for blob in blobs])
         return packets
 
     def _commit(self, plan: _Planned, window: _Window) -> bool:

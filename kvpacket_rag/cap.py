@@ -50,10 +50,11 @@ class Cap:
             write_fact(connection, MAX_BYTES, limit)
         return self.make_room(0) or []
 
-    def make_room(self, size: int, unrecorded: int = 0) -> list[str] | None:
+    def make_room(self, size: int, unrecorded: int = 0, *, evict: bool = True) -> list[str] | None:
         """Delete packets until a file of `size` bytes may be written; returns their files, to be removed.
 
-        unrecorded: bytes of files that are written already but that no row names yet. None: there is no room even if all go.
+        unrecorded: bytes of files that are written already but that no row names yet. evict: whether others may go. None:
+        there is no room.
         """
         limit = self.limit()
         if limit is None:
@@ -64,18 +65,11 @@ class Cap:
         with self._database.reading() as connection:
             if _held(connection) + wanted <= limit:
                 return []
+        if not evict:
+            return None
         with self._database.writing() as connection:
             self._write_down(connection)
             return _evict(connection, _held(connection) + wanted - limit)
-
-    def has_room(self, count: int) -> bool:
-        """Whether `count` packets of the usual size would fit without another having to go."""
-        if (limit := self.limit()) is None:
-            return True
-        with self._database.reading() as connection:
-            packed = int(connection.execute(sa.select(sa.func.count()).select_from(packets)).scalar_one())
-            held = _held(connection)
-        return held + count * (held / packed if packed else 0) <= limit
 
     def used(self, keys: Iterable[str]) -> None:
         """Note that packets were used now; written down once in a while."""
@@ -88,10 +82,10 @@ class Cap:
         self.note()
 
     def note(self) -> None:
-        """Write down what was used; left out where the store cannot be written."""
+        """Write down what was used; left for the next time where another process is writing or the store cannot be written."""
         with suppress(StoreError):
             if self._used and self.limit() is not None:
-                with self._database.writing() as connection:
+                with self._database.writing(wait=False) as connection:
                     self._write_down(connection)
 
     def _write_down(self, connection: sa.Connection) -> None:

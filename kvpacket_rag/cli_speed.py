@@ -61,13 +61,19 @@ def _embedder(name: str | None) -> Embedder | None:
     return SentenceEmbedder(name) if name and name != "none" else None
 
 
+def _ready(folder: Path, *, draws: bool) -> None:
+    """Find out before long work whether the report can be written."""
+    from kvpacket_rag.plots import check_plots
+
+    if draws:
+        check_plots()
+    make_folder(folder)
+
+
 def _report(folder: Path, measure: Callable[[Progress], Report]) -> None:
     """Measure with a progress bar, then write and print the report."""
     from kvpacket_rag.bench.report import write_report
-    from kvpacket_rag.plots import check_plots
 
-    check_plots()
-    make_folder(folder)
     with bar("{task.completed}/{task.total}") as shown:
         task = shown.add_task("Measuring", total=None)
         report = measure(lambda done, total: shown.update(task, completed=done, total=total))
@@ -94,6 +100,7 @@ def ttft(
     from kvpacket_rag.bench.ttft import measure_ttft
 
     wanted = _numbers(lengths, "--lengths")
+    _ready(out_folder, draws=True)
     others = make_methods([] if methods == "none" else methods.split(","))
     loaded = _model(model, shape, device)
     chosen = _embedder(embedder)
@@ -120,6 +127,7 @@ def decode(
     from kvpacket_rag.bench.decode import measure_decode
 
     wanted = _numbers(lengths, "--lengths")
+    _ready(out_folder, draws=True)
     loaded = _model(model, shape, device)
     _report(out_folder, lambda told: measure_decode(loaded, wanted, tokens=tokens, repeats=repeats, progress=told))
 
@@ -138,6 +146,7 @@ def build(
     from kvpacket_rag.bench.build import measure_build
 
     wanted = _numbers(lengths, "--lengths")
+    _ready(out_folder, draws=False)
     loaded = _model(model, shape, device)
     _report(out_folder, lambda told: measure_build(loaded, wanted, storage=storage, repeats=repeats, progress=told))
 
@@ -154,6 +163,7 @@ def store(
     from kvpacket_rag.bench.store import measure_store
 
     wanted = _numbers(sizes, "--sizes")
+    _ready(out_folder, draws=False)
     loaded = _model(model, None, None)
     chosen = _embedder(embedder)
     _report(out_folder, lambda told: measure_store(loaded, wanted, embedder=chosen, repeats=repeats, progress=told))
@@ -170,6 +180,7 @@ def load(
     from kvpacket_rag.bench.load import measure_load
 
     wanted = _numbers(clients, "--clients")
+    _ready(out_folder, draws=False)
     loaded = _model(model, None, None)
     _report(out_folder, lambda told: measure_load(loaded, wanted, questions=questions, progress=told))
 
@@ -188,5 +199,6 @@ def peers(
     from kvpacket_rag.bench.peers import measure_peers
 
     wanted = _numbers(lengths, "--lengths")
+    _ready(out_folder, draws=True)
     loaded = _model(model, None, None)
     _report(out_folder, lambda told: measure_peers(loaded, wanted, gguf=gguf, repeats=repeats, progress=told))

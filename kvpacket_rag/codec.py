@@ -69,6 +69,11 @@ def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) ->
                 expected=FORMAT_VERSION,
                 found=about["format"],
             )
+        if "shapes" in about:
+            raise MismatchError(
+                f"Packet {name} keeps its numbers in few bits as no release does. Re-add its document, or run `kvpacket verify --repair`.",
+                field="format", expected=FORMAT_VERSION, found="early",
+            )  # fmt: skip
         if about["fingerprint"] != fingerprint.digest:
             raise MismatchError(
                 f"Packet {name} was made under fingerprint {about['fingerprint'][:12]}, expected {fingerprint.digest[:12]}.",

@@ -89,9 +89,12 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """A transaction that holds the write lock; committed at the end, rolled back on any exception."""
-        with self._errors(), self._engine.execution_options(**{WRITE: True}).begin() as connection:
+    def writing(self, *, wait: bool = True) -> Iterator[sa.Connection]:
+        """A transaction that holds the write lock; committed at the end, rolled back on any exception.
+
+        wait: for another writer; if not, `StoreError` is raised at once where there is one.
+        """
+        with self._errors(), self._engine.execution_options(**{WRITE: "wait" if wait else "now"}).begin() as connection:
             yield connection
 
     @contextmanager
@@ -155,8 +158,15 @@ def _configure(connection: sqlite3.Connection, _: Any) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    write = connection.get_execution_options().get(WRITE, False)
-    connection.exec_driver_sql("begin immediate" if write else "begin")
+    write = connection.get_execution_options().get(WRITE)
+    if write != "now":
+        connection.exec_driver_sql("begin immediate" if write else "begin")
+        return
+    connection.exec_driver_sql("pragma busy_timeout=0")
+    try:
+        connection.exec_driver_sql("begin immediate")
+    finally:
+        connection.exec_driver_sql(f"pragma busy_timeout={BUSY_SECONDS * 1000}")
 
 
 def read_fact(connection: sa.Connection, key: str, default: Any = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,12 +20,15 @@ from kvpacket_rag.building import delete_document, raise_generation
 from kvpacket_rag.bundle import BundleReader, open_bundle
 from kvpacket_rag.configuration import ADAPTER_FILE, StoreSettings, merge
 from kvpacket_rag.database import Database, read_fact, write_fact
+from kvpacket_rag.durable import write_durably
 from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, StoreError
 from kvpacket_rag.packet import Fingerprint, content_hash
 from kvpacket_rag.schema import chunks, documents
-from kvpacket_rag.store import PacketStore, WrittenBlob
+from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
 
 __all__ = ["ImportReport", "import_bundle", "take_in"]
+
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -78,33 +81,47 @@ def take_in(
     `DamagedError` if anything is not as written, `MismatchError` naming what differs if the bundle was made with
     something else than the store; nothing has changed then.
     """
-    folder = store.folder.parent
     with open_bundle(path) as reader:
         reader.check()
         found = _check(reader)
         with database.reading() as connection:
-            _compare(connection, folder, reader, found)
-        blobs: dict[str, WrittenBlob] = {}
-        try:
-            for blob in _packets(store, reader, found, progress):
-                blobs[blob.key] = blob
-            with database.writing() as connection:
-                empty = _compare(connection, folder, reader, found)
-                if empty:
-                    write_fact(connection, "settings", dict(found.settings))
-                    write_fact(connection, "fingerprint", reader.header["fingerprint"])
-                report, stale = _rows(connection, reader)
-                for digest, (_, anchor) in found.known.items():
-                    own = [blob for blob in blobs.values() if blob.fingerprint.digest == digest]
-                    store.insert(connection, own, anchor)
-                unused = store.delete_unused(connection, stale)
-                raise_generation(connection)
-                if empty and reader.length("adapter"):
-                    (folder / ADAPTER_FILE).write_bytes(reader.read("adapter"))
-            store.unlink(unused)
-        finally:
-            store.discard([blob.file for blob in blobs.values() if blob.file])
-    return ImportReport(**report, packets=len(blobs))
+            _compare(connection, store.folder.parent, reader, found)
+        for _ in range(TRIES):
+            blobs: list[WrittenBlob] = []
+            try:
+                for blob in _packets(store, reader, found, progress):
+                    blobs.append(blob)
+                return _put_in(database, store, reader, found, blobs)
+            except BlobsLostError:
+                continue  # garbage collection of another process was faster
+            finally:
+                store.discard([blob.file for blob in blobs])
+    raise StoreError(
+        f"Packets of {path} were removed by `kvpacket gc` again and again while they were taken in. Import again."
+    )
+
+
+def _put_in(
+    database: Database, store: PacketStore, reader: BundleReader, found: _Checked, blobs: Sequence[WrittenBlob]
+) -> ImportReport:
+    """Change the store, in one transaction."""
+    adapter = store.folder.parent / ADAPTER_FILE
+    with contextlib.ExitStack() as undo:
+        with database.writing() as connection:
+            if _compare(connection, store.folder.parent, reader, found):
+                write_fact(connection, "settings", dict(found.settings))
+                write_fact(connection, "fingerprint", reader.header["fingerprint"])
+                if reader.length("adapter"):
+                    undo.callback(adapter.unlink, missing_ok=True)
+                    write_durably(adapter, bytes(reader.read("adapter")))
+            counts, stale = _rows(connection, reader)
+            for digest, (_, anchor) in found.known.items():
+                store.insert(connection, [blob for blob in blobs if blob.fingerprint.digest == digest], anchor)
+            unused = store.delete_unused(connection, stale)
+            raise_generation(connection)
+        undo.pop_all()
+    store.unlink(unused)
+    return ImportReport(**counts, packets=sum(1 for blob in blobs if blob.file))
 
 
 def _check(reader: BundleReader) -> _Checked:

@@ -43,7 +43,7 @@ QUANTISED = {"int8": 8, "int4": 4}
 def storage_named(name: str | None, compute: torch.dtype) -> Storage:
     """Give the format of this name; without one 16 bit, the model's own if it computes in 16 bit.
 
-    compute: number format of the model, in which quantised states are held in memory if it has 16 bit.
+    compute: number format of the model.
     Raises `InputError` for another name.
     """
     half = torch.float16 if compute in (torch.float32, torch.float64) else compute

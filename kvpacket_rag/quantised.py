@@ -73,7 +73,10 @@ class Quantised:
 
 
 def quantize(numbers: Tensor, bits: int, dim: int) -> Quantised:
-    """Quantise numbers [L, H, T, D] to 8 or 4 bits by blocks along `dim`, with an error of about half a step at most."""
+    """Quantise numbers [L, H, T, D] to 8 or 4 bits by blocks along `dim`.
+
+    Errors are about half a step at most; with 4 bit more where a block lies far from zero, as its smallest number is rounded.
+    """
     wide = numbers.float()
     length, width = wide.shape[dim], wide.shape[-1]
     parts = torch.split(wide, BLOCK, dim)

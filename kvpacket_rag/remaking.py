@@ -45,10 +45,10 @@ def rebuild_missing(
     for part in parts(ids, PORTION):
         if progress is not None:
             progress(done, len(ids))
-        if not store.cap.has_room(len(part)):
-            break
         chunks = {chunk.content: chunk for chunk in retrieval.chunks(part)}
-        Builder(database, store, configuration).build_on_demand(list(chunks.values()), recipe)
+        builder = Builder(database, store, configuration)
+        if len(builder.build_on_demand(list(chunks.values()), recipe, evict=False)) < len(chunks):
+            break
         done += len(part)
     if progress is not None:
         progress(done, len(ids))

@@ -23,6 +23,8 @@ CHUNK_COLUMNS = [column for column in chunks.c if column.name != "vector"]
 DOCUMENT_COLUMNS = [
     documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
 ]  # fmt: skip
+SPARE = 16
+"""Chunks scored exactly beyond those wanted, among which near ones may be that the index took for farther."""
 READ_ROWS = 2000
 """Rows read at a time into what is derived from them."""
 
@@ -130,11 +132,16 @@ class Retrieval:
         """Find the k chunks nearest a unit vector among those that pass the filter, best first."""
         index = self._index.fresh(lambda: VectorIndex(len(vector)))
         among = None if filter is None else self._matching(filter)
-        found = index.search(vector, k, among=among)
-        hits, vectors = self.with_vectors(self.hits({neighbour.id: neighbour.score for neighbour in found}))
-        # The index rounds vectors; those stored are exact.
-        exact = [replace(hit, score=float(vector @ own)) for hit, own in zip(hits, vectors, strict=True)]
-        return sorted(exact, key=lambda hit: hit.score, reverse=True)
+        found = [neighbour.id for neighbour in index.search(vector, k + SPARE, among=among)]
+        return self.hits(dict(self._scored(vector, found)[:k]))
+
+    def _scored(self, vector: Vectors, ids: Sequence[int]) -> list[tuple[int, float]]:
+        """Ids with the cosine of their stored vector, highest first: the index rounds its vectors."""
+        with self._database.reading() as connection:
+            query = sa.select(chunks.c.id, chunks.c.vector)
+            found = [connection.execute(query.where(chunks.c.id.in_(part))).fetchall() for part in parts(ids)]
+        scores = {row.id: float(vector @ np.frombuffer(row.vector, "<f4")) for rows in found for row in rows}
+        return sorted(((i, scores[i]) for i in ids if i in scores), key=lambda pair: pair[1], reverse=True)
 
     def find(self, text: str) -> list[Found]:
         """Find the chunks that stand in a text word for word, from left to right, none overlapping."""

@@ -75,20 +75,20 @@ class PacketStore:
 
     # -- writing --------------------------------------------------------------------------------------------
 
-    def write_blob(self, packet: Packet, recipe: PacketRecipe) -> tuple[WrittenBlob, bytes]:
+    def write_blob(self, packet: Packet, recipe: PacketRecipe, *, evict: bool = True) -> tuple[WrittenBlob, bytes]:
         """Write a packet to a new file; see `write_bytes`. Returns what is known of it, and its bytes."""
         data = codec.encode(packet, recipe.fingerprint, recipe.storage)
-        return self.write_bytes(packet, recipe.fingerprint, data), data
+        return self.write_bytes(packet, recipe.fingerprint, data, evict=evict), data
 
-    def write_bytes(self, packet: Packet, fingerprint: Fingerprint, data: bytes) -> WrittenBlob:
+    def write_bytes(self, packet: Packet, fingerprint: Fingerprint, data: bytes, *, evict: bool = True) -> WrittenBlob:
         """Write the bytes of a packet to a new file, flushed to disk. It counts only after `insert`.
 
-        Packets unused for longest go if the store may not hold more; without room even then nothing is written.
+        Packets unused for longest go if the store may not hold more and `evict` is set; without room nothing is written.
         Raises `StorageFullError` when the disk is full; nothing is left behind then.
         """
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
-        gone = self.cap.make_room(len(data), sum(self._unrecorded.values()))
+        gone = self.cap.make_room(len(data), sum(self._unrecorded.values()), evict=evict)
         self.unlink(gone or ())
         if gone is None:
             file = ""
@@ -125,6 +125,7 @@ class PacketStore:
                 connection.execute(sa.delete(packets).where(packets.c.key == blob.key))
             if not (self.folder / blob.file).exists():
                 lost.append(blob)
+                self._unrecorded.pop(blob.file, None)
                 continue
             connection.execute(
                 sa.insert(packets).values(
@@ -132,20 +133,20 @@ class PacketStore:
                     sha256=blob.sha256, tokens=blob.tokens, created=time.time(), used=time.time(),
                 )
             )  # fmt: skip
-            self._unrecorded.pop(blob.file, None)
         if lost:
             raise BlobsLostError(lost)
 
     def discard(self, files: Collection[str]) -> None:
         """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
-        if files:
-            for file in files:
-                self._unrecorded.pop(file, None)
+        written = {file for file in files if file}
+        if written:
             with self._database.writing() as connection:
-                for part in parts(sorted(files)):
+                for part in parts(sorted(written)):
                     query = sa.select(packets.c.file).where(packets.c.file.in_(part))
                     named = set(connection.execute(query).scalars())
                     self.unlink(file for file in part if file not in named)
+            for file in written:
+                self._unrecorded.pop(file, None)
 
     def delete_unused(self, connection: sa.Connection, contents: Collection[str] | None = None) -> list[str]:
         """Delete rows of packets that no chunk needs, among `contents` or all; returns their files, to unlink after the commit."""
@@ -196,11 +197,15 @@ class PacketStore:
         missing = [number for number, packet in enumerate(found) if packet is None]
         if len(missing) < 2:
             return [packet or self.get(*one) for packet, one in zip(found, wanted, strict=True)]
-        with ThreadPoolExecutor(min(READERS, len(missing))) as pool:
-            # Decoding stays here: several threads that use torch at once would wait for each other.
-            for number, data in zip(missing, pool.map(self.fetch, [wanted[n][0] for n in missing]), strict=True):
-                found[number] = None if data is None else self._decode(*wanted[number], data)
+        # Decoding stays here: several threads that use torch at once would wait for each other.
+        for number, data in zip(missing, self.fetch_each([wanted[n][0] for n in missing]), strict=True):
+            found[number] = None if data is None else self._decode(*wanted[number], data)
         return found
+
+    def fetch_each(self, keys: Sequence[str]) -> Iterator[memoryview | None]:
+        """Several packets' bytes, each as `fetch` gives them, read and checked side by side."""
+        with ThreadPoolExecutor(max(1, min(READERS, len(keys)))) as pool:
+            yield from pool.map(self.fetch, keys)
 
     def has(self, key: str) -> bool:
         """Whether there is a packet under a key."""

@@ -20,7 +20,7 @@ LAYERS = [
     ["domains"],
     ["adapter", "catalogue"],
     ["shipped"],
-    ["model.attention", "model.memory", "model.turns"],
+    ["model.grouped", "model.memory", "model.turns"],
     ["model.cache", "model.chat", "model.fixed", "model.forward", "model.identity", "model.layout", "model.size"],
     ["model.loading"],
     ["model.packet_model"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from kvpacket_rag.model.attention import NAME, grouped_attention
+from kvpacket_rag.model.grouped import NAME, grouped_attention
 from tests.conftest import tiny_config, tiny_hf
 
 
@@ -34,7 +34,9 @@ def padded(mask: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("count", "filled"), [(1, 9), (4, 9), (9, 9), (1, 1)])
-@pytest.mark.parametrize("kind", ["none", "boolean", "added", "padded", "by head"])
+@pytest.mark.parametrize(
+    "kind", ["none", "boolean", "added", "alike", "alike added", "padded", "by head", "one for all"]
+)
 def test_it_gives_what_the_usual_function_gives(count, filled, kind):
     if kind == "padded" and filled == 1:
         pytest.skip("nothing would be left to see")
@@ -43,7 +45,12 @@ def test_it_gives_what_the_usual_function_gives(count, filled, kind):
         "none": None,
         "boolean": causal(count, filled),
         "added": torch.zeros(1, 1, count, filled).masked_fill(~causal(count, filled), -torch.inf),
+        "alike": causal(count, filled).expand(2, -1, -1, -1),
+        "alike added": torch.zeros(1, 1, count, filled)
+        .masked_fill(~causal(count, filled), -torch.inf)
+        .expand(2, 1, -1, -1),
         "padded": padded(causal(count, filled)),
+        "one for all": torch.ones(1, 1, 1, filled, dtype=torch.bool),
         "by head": causal(count, filled).expand(2, 6, -1, -1),
     }[kind]
     if kind == "none" and 1 < count < filled:
@@ -63,7 +70,7 @@ def test_gradients_pass():
 
 
 def test_a_model_that_asks_for_another_attention_keeps_it(llama):
-    from kvpacket_rag.model.attention import use_grouped_attention
+    from kvpacket_rag.model.grouped import use_grouped_attention
 
     assert llama._hf.config._attn_implementation == NAME
     other = tiny_hf(tiny_config("llama"))

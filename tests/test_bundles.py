@@ -19,6 +19,7 @@ from kvpacket_rag.chunking import Document
 from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, NotFoundError
 from kvpacket_rag.importing import import_bundle
 from kvpacket_rag.rag import RAG
+from kvpacket_rag.store import PacketStore
 
 from .conftest import blob_bytes, handbook, tiny_model
 
@@ -297,6 +298,25 @@ def test_rows_that_do_not_fit_together_change_nothing(bundle, target, tmp_path, 
 def test_a_bundle_repacked_without_a_change_is_taken_in(bundle, tmp_path):
     (tmp_path / "same.kvpb").write_bytes(repacked(bundle))
     assert import_bundle(tmp_path / "same.kvpb", tmp_path / "other").added > 0
+
+
+def test_garbage_collection_while_a_bundle_is_taken_in_costs_another_try(
+    store, bundle, open_store, tmp_path, monkeypatch
+):
+    other, calls = open_store("other"), []
+    insert = PacketStore.insert
+
+    def collected(self, connection, blobs, anchor):
+        if not calls:
+            calls.append(1)
+            for path in (other.folder / "packets").rglob("*.safetensors"):
+                path.unlink()
+        insert(self, connection, blobs, anchor)
+
+    monkeypatch.setattr(PacketStore, "insert", collected)
+    import_bundle(bundle, other.folder)
+    assert calls
+    assert shown(open_store("other")) == shown(store)
 
 
 KILLED = """

@@ -114,6 +114,42 @@ def test_repair_and_building_beforehand_drop_nothing_for_what_nobody_asked_for(f
     assert set(files(full)) == kept
 
 
+def test_building_beforehand_stops_at_the_limit_whatever_the_sizes(open_store):
+    store = open_store()
+    store.max_bytes = 1
+    store.add(texts(20))
+    assert store.info().packets == 0
+    store.build_missing()  # nothing has room, and nothing is built again and again
+    assert store.info().packets == 0
+    store.max_bytes = None
+    store.build_missing()
+    small = set(files(store))
+    store.add([Document("A much longer text about lamps and rooms. " * 3, id=f"long{n}") for n in range(3)])
+    longest = {chunk.content for chunk in store.chunks() if chunk.document.startswith("long")}
+    with store._database.writing() as connection:
+        for content in longest:
+            connection.exec_driver_sql("delete from packets where content = ?", (content,))
+    store.collect_garbage()
+    assert set(files(store)) == small
+    store.max_bytes = store.info().packet_bytes + 1000
+    store.build_missing()
+    assert set(files(store)) == small
+
+
+def test_answering_never_waits_for_a_writer_to_note_what_was_used(full, monkeypatch):
+    monkeypatch.setattr("kvpacket_rag.cap.NOTE_SECONDS", 0.0)
+    full.max_bytes = 10**9
+    chunks = full.chunks()[:2]
+    full.packets(chunks)
+    other = Database(full.folder / "store.db")
+    with other.writing():
+        full.packets(chunks)  # would wait a minute
+    assert full._packets.cap._used
+    full.packets(chunks)
+    assert not full._packets.cap._used
+    other.close()
+
+
 def test_uses_are_written_down_when_the_store_is_closed(full, open_store):
     full.max_bytes = 10**9
     chunks = {chunk.document: chunk for chunk in full.chunks()}

@@ -514,3 +514,21 @@ def test_a_store_that_nobody_closes_lets_go_of_its_database(tmp_path, llama):
         DocumentStore.open(tmp_path / "kb", model=llama, embedder=HashEmbedder()).add([Document("Some text to keep.")])
         gc.collect()
     assert not [w for w in seen if issubclass(w.category, ResourceWarning)]
+
+
+def test_the_nearest_among_nearly_equal_vectors_are_found_exactly(open_store):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(64)
+    vectors = [base + 3e-2 * rng.standard_normal(64) for _ in range(300)]
+    store = open_store()
+    store.add(
+        [Document(f"Page {n}.", id=f"p{n}", whole=True, vector=tuple(map(float, v))) for n, v in enumerate(vectors)]
+    )
+    units = np.array([v / np.linalg.norm(v) for v in vectors], np.float32)
+    for _ in range(10):
+        question = base + 3e-2 * rng.standard_normal(64)
+        scores = units @ (question / np.linalg.norm(question)).astype(np.float32)
+        best = sorted(scores, reverse=True)[:3]
+        assert [hit.score for hit in store.nearest(question, 3)] == pytest.approx(best, abs=1e-6)

@@ -11,17 +11,36 @@ import torch
 from kvpacket_rag.model import memory
 from kvpacket_rag.model.memory import ContextMemory
 
+from .conftest import tiny_model
+
 
 def address(cache):
     return cache.layer_states(0)[0].data_ptr()
 
 
-def test_the_memory_of_a_context_that_ended_serves_the_next(llama):
-    first = llama.allocate(50)
+def test_the_memory_of_a_context_that_ended_serves_the_next():
+    model = tiny_model()
+    first = model.allocate(50)
     where = address(first)
     del first
     gc.collect()
-    assert address(llama.allocate(40)) == where
+    assert address(model.allocate(40)) == where
+
+
+def test_a_small_context_leaves_the_memory_of_a_large_one_alone():
+    pool = ContextMemory()
+    large = pool.lease(100 * memory.STEP)
+    where = large.take((1,), torch.float32).data_ptr()
+    del large
+    gc.collect()
+    small = pool.lease(10)
+    assert small.take((1,), torch.float32).data_ptr() != where
+    assert pool.lease(90 * memory.STEP).take((1,), torch.float32).data_ptr() == where
+
+
+def test_memory_is_that_of_the_processor_whatever_the_default_device():
+    with torch.device("meta"):
+        assert ContextMemory().lease(10).take((1,), torch.float32).device.type == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,8 @@ def test_the_command_runs_in_a_process_of_its_own(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_an_interrupted_add_keeps_what_was_committed_and_goes_on(tmp_path):
     kb, corpus = tmp_path / "kb", ROOT / "examples" / "corpus"
+    # Where the tests run in the background, interrupts are ignored, and a child would ignore them too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     adding = subprocess.Popen(
         [sys.executable, "-m", "kvpacket_rag", "add", str(kb), str(corpus)], stderr=subprocess.PIPE, text=True
     )

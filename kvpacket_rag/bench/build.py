@@ -1,4 +1,4 @@
-"""Tokens per second of making packets, against a plain prefill of the same chunks in batches of the same size."""
+"""Tokens per second of making packets, against a plain prefill of the same chunks in as large batches."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ __all__ = [
 CHUNK_TOKENS = 256
 ANSWER_ROOM = 64
 QUESTION = "Which place is open on Sundays, and what do people bring?"
-"""About as long, with the template around it, as the median question of SQuAD and NQ: 29 tokens of SmolLM2."""
+"""About as long, with the template around it, as the median question of SQuAD and NQ: 31 tokens of SmolLM2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def make_material(model: PacketModel, count: int, storage: str | None = None) ->
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         contextlib.closing(Database(Path(folder) / "store.db")) as database,
     ):
-        store = PacketStore(database, Path(folder) / "packets")
+        store = PacketStore(database, Path(folder) / "packets", ram_bytes=1 << 50)  # all stay in memory
         blobs = {}
         for index, packet in model.encode_each(chunks, anchor=recipe.anchor_ids):
             blobs[index] = store.write_blob(packet, recipe)[0]

@@ -92,7 +92,7 @@ class _Saved:
         self.reference = Reference(material.model)
         self._files = [folder / f"{number}.pt" for number in range(len(material.question.chunks) + 1)]
         for file, ids in zip(self._files, (material.question.prefix, *material.question.chunks), strict=True):
-            cache = self.reference.prefill([ids])
+            cache = self.reference.prefill([ids], whole=True)
             torch.save([(layer.keys, layer.values) for layer in cache.layers], file)
 
     def ask(self, question: Question) -> int:
@@ -120,7 +120,7 @@ class _LlamaCpp:
     """llama.cpp through llama-cpp-python, with its own prefix cache."""
 
     def __init__(self, gguf: Path, positions: int, threads: int) -> None:
-        module = require("llama_cpp", extra="bench", purpose="Comparing with llama.cpp")
+        module = require("llama_cpp", extra="peers", purpose="Comparing with llama.cpp")
         if not gguf.exists():
             raise InputError(f"There is no file {gguf}; give the GGUF file of the same model.")
         self.version = str(module.__version__)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from kvpacket_rag.errors import InputError
 
 __all__ = ["Progress", "Spread", "Way", "interleaved", "ratio"]
 
@@ -45,13 +48,15 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each way in each of `repeats` rounds, after one round that is not counted.
 
-    No way always follows the same other one. synchronize: waits for a device, so that the clock tells the truth.
+    In each round they take another order. synchronize: waits for a device, so that the clock tells the truth. Raises
+    `InputError` for repeats below 1.
     """
-    names = list(ways)
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1, got {repeats}.")
+    names, draw = list(ways), random.Random(0)  # noqa: S311 - orders that can be repeated
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-1, repeats):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in draw.sample(names, len(names)):
             ways[name].before()
             synchronize()
             start = time.perf_counter()

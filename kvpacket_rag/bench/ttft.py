@@ -19,7 +19,6 @@ from kvpacket_rag.bench.environment import machine
 from kvpacket_rag.bench.material import ANSWER_ROOM, CHUNK_TOKENS, Material, fitting, left_out, make_material
 from kvpacket_rag.bench.report import Column, Picture, Report, Table, Value
 from kvpacket_rag.bench.timing import Progress, Spread, Way, interleaved, ratio
-from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 
 __all__ = ["measure_ttft"]
@@ -45,8 +44,6 @@ def measure_ttft(
     storage: number format of packets at rest. others: recomputing methods to compare with. search: adds its steps.
     Raises `InputError` for lengths below one packet or repeats below 1.
     """
-    if repeats < 1:
-        raise InputError(f"repeats must be at least 1, got {repeats}.")
     wanted, skipped = fitting(model, list(lengths))
     rows: list[dict[str, Value]] = []
     steps: list[dict[str, Value]] = []
@@ -127,7 +124,7 @@ def _row(context: int, seconds: dict[str, list[float]]) -> dict[str, Value]:
 
 
 def _steps(material: Material, count: int, repeats: int, search: Search | None) -> dict[str, Value]:
-    """Seconds of each step when packets come from files in the page cache; the store's memory is left out."""
+    """Seconds of each step when packets come from files in the page cache, one step after another; the store's memory is left out."""
     model, question = material.model, material.at(count)
     keys, fingerprint = material.keys[:count], material.recipe.fingerprint
     room = len(question.tail) + ANSWER_ROOM
@@ -140,7 +137,7 @@ def _steps(material: Material, count: int, repeats: int, search: Search | None) 
             model.synchronize()
             marks.append(time.perf_counter())
 
-        data = [material.store.fetch(key) for key in keys]
+        data = list(material.store.fetch_each(keys))
         mark()
         packets = [codec.decode(blob, fingerprint, "") for blob in data if blob is not None]
         mark()
@@ -175,7 +172,7 @@ def _tables(rows: list[dict[str, Value]], steps: list[dict[str, Value]], others:
     split = (
         context,
         Column("embed", "embed the question", "fine ms"),
-        Column("search", "search", "fine ms"),
+        Column("search", "index", "fine ms"),
         Column("load", "read and check", "fine ms"),
         Column("decode", "decode", "fine ms"),
         Column("assemble", "assemble", "fine ms"),

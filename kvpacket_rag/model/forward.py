@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from kvpacket_rag.errors import KVPacketError, UnsupportedModelError
-from kvpacket_rag.model.attention import use_grouped_attention
+from kvpacket_rag.model.grouped import use_grouped_attention
 from kvpacket_rag.model.turns import Turns
 
 __all__ = ["Forward"]

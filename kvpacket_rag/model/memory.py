@@ -18,6 +18,8 @@ KEPT = 2
 """Free pieces kept, at most: the largest."""
 KEPT_BYTES = 1 << 30
 """Their bytes together, at most."""
+ROOMY = 4
+"""How many times larger than asked for a piece may be."""
 STEP = 1 << 22
 """Pieces are multiples of this many bytes, so that contexts of about a length share one; what is never touched costs nothing."""
 
@@ -46,12 +48,13 @@ class ContextMemory:
     def lease(self, size: int) -> Lease:
         """Give `size` bytes of a processor's memory, uninitialised."""
         with self._lock:
-            fitting = [piece for piece in self._free if len(piece) >= size]
+            # A small context does not hold on to the memory of a large one, which the next large one would miss.
+            fitting = [piece for piece in self._free if size <= len(piece) <= ROOMY * max(size, STEP)]
             piece = min(fitting, key=len) if fitting else None
             if piece is not None:
                 self._free = [other for other in self._free if other is not piece]
         if piece is None:
-            piece = torch.empty(-(-size // STEP) * STEP, dtype=torch.uint8)
+            piece = torch.empty(-(-size // STEP) * STEP, dtype=torch.uint8, device="cpu")
         lease = Lease(piece)
         weakref.finalize(lease, self._give_back, piece).atexit = False
         return lease
@@ -60,4 +63,4 @@ class ContextMemory:
         with self._lock:
             self._free = sorted([*self._free, piece], key=len)[-KEPT:]
             while sum(map(len, self._free)) > KEPT_BYTES:
-                del self._free[-1]
+                del self._free[0]

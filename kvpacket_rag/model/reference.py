@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from kvpacket_rag.model.attention import USUAL
+from kvpacket_rag.model.grouped import usual
 from kvpacket_rag.model.packet_model import PacketModel
 
 __all__ = ["Reference"]
@@ -20,10 +21,14 @@ class Reference:
 
     def __init__(self, model: PacketModel) -> None:
         self._hf, self._forward, self.device = model._hf, model._forward, model.device
+        self._attention = usual(self._hf.config._attn_implementation)
 
-    def prefill(self, rows: Sequence[Sequence[int]]) -> DynamicCache:
-        """Run rows of token ids of one length, and give their states; logits are computed for the last token alone."""
-        cache = DynamicCache(config=self._hf.config)
+    def prefill(self, rows: Sequence[Sequence[int]], *, whole: bool = False) -> DynamicCache:
+        """Run rows of token ids of one length, and give their states; logits are computed for the last token alone.
+
+        whole: keep all states in layers of a sliding window too.
+        """
+        cache = DynamicCache() if whole else DynamicCache(config=self._hf.config)
         self.run(rows, cache)
         return cache
 
@@ -35,7 +40,7 @@ class Reference:
         """Run rows of token ids behind what a cache holds, and give the logits [B, vocabulary] of their last tokens."""
         ids = torch.tensor(rows, device=self.device)
         options = {self._forward.cache_argument: cache, **self._forward.keeping(1, ids.shape[1])}
-        with self._forward.attention(USUAL), torch.inference_mode():
+        with self._forward.attention(self._attention), torch.inference_mode():
             output = self._hf(input_ids=ids, position_ids=positions, use_cache=True, **options)
         logits: Tensor = output.logits[:, -1]
         return logits
@@ -44,7 +49,7 @@ class Reference:
         """Generate exactly `tokens` tokens greedily; `cache` holds the states of all ids but the last, and grows."""
         whole = torch.tensor([list(ids)], device=self.device)
         options = {self._forward.cache_argument: cache}
-        with self._forward.attention(USUAL):
+        with self._forward.attention(self._attention):
             generated: Tensor = self._hf.generate(
                 whole, attention_mask=torch.ones_like(whole), do_sample=False,
                 min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0, **options,
@@ -53,10 +58,12 @@ class Reference:
 
     def joined(self, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> DynamicCache:
         """A cache of the keys and values, by layer, of several texts, one after another."""
-        cache = DynamicCache(config=self._hf.config)
-        for number, layers in enumerate(zip(*parts, strict=True)):
-            keys, values = (torch.cat([layer[kind] for layer in layers], dim=-2) for kind in (0, 1))
-            cache.update(keys, values, number)
+        cache = DynamicCache()
+        for layers in zip(*parts, strict=True):
+            layer = DynamicLayer()
+            layer.keys, layer.values = (torch.cat([part[kind] for part in layers], dim=-2) for kind in (0, 1))
+            layer.is_initialized = True
+            cache.layers.append(layer)
         return cache
 
     @staticmethod

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-__all__ = ["use_grouped_attention"]
+__all__ = ["use_grouped_attention", "usual"]
 
 NAME = "kvpacket_sdpa"
 USUAL = "sdpa"
@@ -29,6 +29,11 @@ def use_grouped_attention(hf_model: Any) -> None:
         hf_model.set_attn_implementation(NAME)
 
 
+def usual(name: str) -> str:
+    """The attention of transformers in place of which the one of this name stands; itself if it is one of transformers."""
+    return USUAL if name == NAME else name
+
+
 def grouped_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
@@ -39,7 +44,7 @@ def grouped_attention(
     batch, heads, count, width = query.shape
     shared = key.shape[1]
     special = kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None
-    plain = count == 1 if attention_mask is None else attention_mask.shape[1] == 1
+    plain = count == 1 if attention_mask is None else attention_mask.shape[1:3] == (1, count)
     if shared == heads or special or not plain:
         result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return result
