@@ -61,7 +61,7 @@ def main() -> None:
 
 StorageName = Annotated[
     str | None,
-    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default 16 bit."),
+    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default int8."),
 ]
 
 

@@ -58,7 +58,7 @@ class StoreSettings:
     """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
     packet, built when it first stands there."""
     storage: str | None = None
-    """Number format of packets at rest: float32, bfloat16, float16, int8 or int4; until recorded, None is 16 bit."""
+    """Number format of packets at rest: float32, bfloat16, float16, int8 or int4; until recorded, None is int8."""
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
@@ -160,7 +160,7 @@ class Configuration:
         anchor = _anchors(self.settings, self.model.adapter)[min(place, 1)]
         with self._lock:
             if anchor not in self._recipes:
-                storage = storage_named(self.settings.storage, self.model.dtype)
+                storage = storage_named(self.settings.storage)
                 self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage, self.settings.anchor_texts)
             return self._recipes[anchor]
 
@@ -223,7 +223,7 @@ class Configuration:
                 self.settings, first_anchor=(first if adapter is not None else self.recipe(0).anchor).value,
                 anchor=(anchor or later).value, anchor_texts=tuple(texts),
             )  # fmt: skip
-            storage = storage_named(settings.storage, model.dtype)
+            storage = storage_named(settings.storage)
             recipe = PacketRecipe.of(model, anchor or later, storage, settings.anchor_texts)
             self._check_fit(model, recipe)
             if adapter is not None:
@@ -260,7 +260,7 @@ class Configuration:
         """Refuse a model other than the one the packets were made with, before anything is read or written."""
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
-                storage = storage_named(self.settings.storage, model.dtype)
+                storage = storage_named(self.settings.storage)
                 anchor = _anchors(self.settings, model.adapter)[1]
                 recipe = PacketRecipe.of(model, anchor, storage, self.settings.anchor_texts)
                 self._compare(connection, recipe.fingerprint, model.name)

@@ -14,7 +14,16 @@ from kvpacket_rag.errors import InputError
 from kvpacket_rag.packet import GroupStates
 from kvpacket_rag.quantised import Quantised, dense, quantize
 
-__all__ = ["CHANNELS", "QUANTISED", "STORAGE", "TOKENS", "Storage", "quantize_states", "storage_named"]
+__all__ = [
+    "CHANNELS",
+    "DEFAULT_STORAGE",
+    "QUANTISED",
+    "STORAGE",
+    "TOKENS",
+    "Storage",
+    "quantize_states",
+    "storage_named",
+]
 
 TOKENS, CHANNELS = -2, -1
 """Dimension of states [L, H, T, D] along which the blocks of keys and of values run."""
@@ -27,7 +36,7 @@ class Storage:
     name: str
     """Part of a packet's identity."""
     dtype: torch.dtype
-    """Of states that are not quantised."""
+    """Of the numbers, or of the codes of quantised ones."""
     bits: int = 0
     """Of a quantised number; 0 if numbers are kept as they are."""
 
@@ -36,24 +45,20 @@ STORAGE = {
     "bfloat16": Storage("bfloat16", torch.bfloat16),
     "float16": Storage("float16", torch.float16),
     "float32": Storage("float32", torch.float32),
+    "int8": Storage("int8", torch.int8, 8),
+    "int4": Storage("int4", torch.uint8, 4),
 }
-QUANTISED = {"int8": 8, "int4": 4}
+QUANTISED = tuple(name for name, storage in STORAGE.items() if storage.bits)
+DEFAULT_STORAGE = "int8"
+"""Half the bytes of 16 bit, at no loss that could be measured (docs/fidelity.md)."""
 
 
-def storage_named(name: str | None, compute: torch.dtype) -> Storage:
-    """Give the format of this name; without one 16 bit, the model's own if it computes in 16 bit.
-
-    compute: number format of the model.
-    Raises `InputError` for another name.
-    """
-    half = torch.float16 if compute in (torch.float32, torch.float64) else compute
-    if name is None:
-        return STORAGE[str(half).removeprefix("torch.")]
-    if name in QUANTISED:
-        return Storage(name, half, QUANTISED[name])
-    if name not in STORAGE:
-        raise InputError(f"storage must be one of {', '.join((*STORAGE, *QUANTISED))}; got {name!r}.")
-    return STORAGE[name]
+def storage_named(name: str | None) -> Storage:
+    """Give the format of this name, default `DEFAULT_STORAGE`. Raises `InputError` for another name."""
+    found = STORAGE.get(DEFAULT_STORAGE if name is None else name)
+    if found is None:
+        raise InputError(f"storage must be one of {', '.join(STORAGE)}; got {name!r}.")
+    return found
 
 
 def quantize_states(states: GroupStates, bits: int) -> tuple[Quantised, Quantised]:

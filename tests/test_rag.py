@@ -212,10 +212,11 @@ def test_a_model_without_a_template_stops_at_an_empty_line(open_store, monkeypat
     assert rag.ask(QUESTION).text == "Nine days."
 
 
-def test_sixteen_bit_packets_answer_from_a_model_in_32_bit(open_store):
-    store = open_store(storage=None)
+@pytest.mark.parametrize(("storage", "kept"), [(None, "int8"), ("float16", "float16"), ("bfloat16", "bfloat16")])
+def test_packets_of_fewer_bits_answer_from_a_model_in_32_bit(open_store, storage, kept):
+    store = open_store(storage=storage)
     store.add(handbook())
-    assert store.settings.storage == "float16"
+    assert store.settings.storage == kept
     assert RAG(store, config=SHORT).ask(QUESTION).usage.packets_built == 0
 
 

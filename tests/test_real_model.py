@@ -83,7 +83,7 @@ def divergence(model, anchor: str) -> float:
     """Mean KL of the answer tokens' distribution to full prefill, over questions on all three notes."""
     from kvpacket_rag.anchor import Anchor
 
-    recipe = PacketRecipe.of(model, Anchor(anchor), storage_named(None, model.dtype))
+    recipe = PacketRecipe.of(model, Anchor(anchor), storage_named(None))
     chunks = ids(model, *NOTES.values())
     packets = model.encode(chunks, anchor=recipe.anchor_ids)
     total = []
@@ -182,10 +182,10 @@ def test_the_command_from_adding_to_removing(tmp_path, notes, run, monkeypatch):
     kb = tmp_path / "a kb"
     assert "3 added" in run("add", kb, notes, "--both-places")
     small = tmp_path / "small"
-    run("add", small, notes, "--storage", "int8")
+    run("add", small, notes, "--storage", "int4")
     assert "plum cake" in run("ask", small, CAKE)
     with DocumentStore.open(kb) as plain, DocumentStore.open(small) as quantised:
-        assert quantised.settings.storage == "int8"
+        assert (plain.settings.storage, quantised.settings.storage) == ("int8", "int4")
         assert quantised.info().bytes_per_token < 0.6 * plain.info().bytes_per_token
     assert "3 unchanged; 0 packets" in run("add", kb, notes)
     answer = json.loads(run("ask", kb, CAKE, "--k", 2, "--json"))

@@ -220,7 +220,7 @@ def test_a_pickle_in_the_folder_is_never_opened(store, open_store):
 
 def made(storage="float32", name="llama"):
     model = tiny_model(name)
-    recipe = PacketRecipe.of(model, Anchor.NONE, storage_named(storage, model.dtype))
+    recipe = PacketRecipe.of(model, Anchor.NONE, storage_named(storage))
     kept = None if recipe.storage.bits else recipe.storage.dtype
     return model.encode([list(range(5, 95))], storage=kept)[0], recipe
 
@@ -333,7 +333,7 @@ def test_numbers_too_large_to_quantise_are_refused_with_what_to_do():
 
 def test_a_format_that_is_none_is_refused():
     with pytest.raises(InputError, match="bfloat16, float16, float32, int8, int4; got 'int2'"):
-        storage_named("int2", torch.float32)
+        storage_named("int2")
 
 
 @pytest.mark.parametrize("storage", ["float32", "int8", "int4"])

@@ -53,7 +53,7 @@ class PacketMethod(AbstractMethod):
         packets = encode_in_place(adapted, chunks, first=first, later=later)
         if not self.storage:
             return packets
-        bits = storage_named(self.storage, model.dtype).bits
+        bits = storage_named(self.storage).bits
         return [replace(p, states=tuple(GroupStates(*quantize_states(s, bits)) for s in p.states)) for p in packets]
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:

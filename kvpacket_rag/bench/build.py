@@ -46,7 +46,7 @@ def measure_build(
     """Measure for chunks of several lengths. storage: number format on disk."""
     if not lengths or min(lengths) < 1:
         raise InputError(f"Chunks must have at least one token; got {list(lengths)}.")
-    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(storage, model.dtype))
+    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(storage))
     rows: list[dict[str, Value]] = []
     for number, length in enumerate(sorted(set(lengths))):
         chunks = random_chunks(model, 2 * max(1, BATCH_TOKENS // length), length)

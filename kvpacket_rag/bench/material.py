@@ -87,7 +87,7 @@ def random_chunks(model: PacketModel, count: int, tokens: int = CHUNK_TOKENS) ->
 @contextlib.contextmanager
 def make_material(model: PacketModel, count: int, storage: str | None = None) -> Iterator[Material]:
     """Make `count` packets in a temporary store, kept there as `storage`."""
-    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(storage, model.dtype))
+    recipe = PacketRecipe.of(model, Anchor.PASSAGES, storage_named(storage))
     chunks = random_chunks(model, count)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
