@@ -50,7 +50,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 bench: $(VENV)/.installed-bench  ## times and sizes on this machine, in about five minutes
 	$(BIN)/kvpacket bench ttft --lengths 512,1024,2048,4096 --repeats 3
 	$(BIN)/kvpacket bench decode --lengths 256,2048 --repeats 3
-	$(BIN)/kvpacket bench build --repeats 2
+	$(BIN)/kvpacket bench build --lengths 256 --repeats 2
 	$(BIN)/kvpacket bench store --sizes 1000,100000 --repeats 3
 	$(BIN)/kvpacket bench load --clients 1,4 --questions 8
 

@@ -23,7 +23,7 @@ from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder,
 from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
-from kvpacket_rag.precision import storage_named
+from kvpacket_rag.precision import MEASURED_IN_4_BIT, storage_named
 from kvpacket_rag.recipe import PacketRecipe
 from kvpacket_rag.schema import documents
 
@@ -199,6 +199,12 @@ class Configuration:
                 "Chunks of %d tokens are far from those the adapter was trained on (%d to %d); measure before relying on it.",
                 splitter.chunk_tokens, *card.chunk_lengths,
             )  # fmt: skip
+        if recipe.storage.name == "int4" and self.model.name not in MEASURED_IN_4_BIT:
+            logger.warning(
+                "What packets in 4 bit cost is not known of %s; measure it with `kvpacket bench fidelity --methods "
+                "anchored,anchored-int4 --format needle --format biography` before relying on them.",
+                self.model.name,
+            )
         self.settings = replace(
             self.settings,
             model=self.model.source,

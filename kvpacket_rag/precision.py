@@ -17,6 +17,7 @@ from kvpacket_rag.quantised import Quantised, dense, quantize
 __all__ = [
     "CHANNELS",
     "DEFAULT_STORAGE",
+    "MEASURED_IN_4_BIT",
     "QUANTISED",
     "STORAGE",
     "TOKENS",
@@ -49,6 +50,8 @@ STORAGE = {
     "int4": Storage("int4", torch.uint8, 4),
 }
 QUANTISED = tuple(name for name, storage in STORAGE.items() if storage.bits)
+MEASURED_IN_4_BIT = ("smollm2-135m-instruct", "Qwen2.5-Coder-0.5B-Instruct")
+"""Models of which it is known what 4 bit cost (docs/fidelity.md)."""
 DEFAULT_STORAGE = "int8"
 """Half the bytes of 16 bit, at no loss that could be measured (docs/fidelity.md)."""
 

@@ -532,3 +532,9 @@ def test_the_nearest_among_nearly_equal_vectors_are_found_exactly(open_store):
         scores = units @ (question / np.linalg.norm(question)).astype(np.float32)
         best = sorted(scores, reverse=True)[:3]
         assert [hit.score for hit in store.nearest(question, 3)] == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(("storage", "warned"), [("int4", True), ("int8", False), ("float32", False)])
+def test_four_bit_packets_of_a_model_not_measured_in_them_give_a_warning(open_store, caplog, storage, warned):
+    open_store(storage=storage).add(handbook()[:1])
+    assert ("4 bit" in caplog.text) is warned
