@@ -63,9 +63,10 @@ class Section:
 class BundleReader:
     """A bundle whose header was checked."""
 
-    def __init__(self, file: IO[bytes], name: str, header: Mapping[str, Any], start: int) -> None:
-        self._file, self.name, self.header, self._start = file, name, header, start
-        self._sections = {key: Section(**value) for key, value in header["sections"].items()}
+    def __init__(
+        self, file: IO[bytes], name: str, header: Mapping[str, Any], sections: Mapping[str, Section], start: int
+    ) -> None:
+        self._file, self.name, self.header, self._sections, self._start = file, name, header, sections, start
 
     def check(self) -> None:
         """Compare every section that has a digest with it. Raises `DamagedError` for the first that differs."""
@@ -134,11 +135,11 @@ def open_bundle(path: Path) -> Iterator[BundleReader]:
     if not path.is_file():
         raise NotFoundError(f"There is no bundle {path}. Make one with `kvpacket export`.")
     with path.open("rb") as file:
-        header, start = _header(file, path)
-        yield BundleReader(file, path.name, header, start)
+        yield BundleReader(file, path.name, *_header(file, path))
 
 
-def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], int]:
+def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Section], int]:
+    """The header, its sections, and where they begin."""
     size = path.stat().st_size
     opening = file.read(16)
     if len(opening) < 16 or not opening.startswith(MAGIC):
@@ -168,14 +169,14 @@ def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], int]:
         end = section.offset + section.bytes
     if not whole or 16 + length + DIGEST + end != size:
         raise DamagedError(f"The bundle {path.name} is not whole, or its header is damaged. Copy it again.")
-    return header, 16 + length + DIGEST
+    return header, sections, 16 + length + DIGEST
 
 
 def write_bundle(
     file: IO[bytes],
     about: Mapping[str, Any],
     sections: Mapping[str, IO[bytes]],
-    blobs: Iterable[bytes | memoryview],
+    blobs: Iterable[memoryview],
     size: int,
 ) -> None:
     """Write a bundle into a file: `about` into its header, then the sections, then packets of `size` bytes together."""

@@ -36,8 +36,7 @@ class Cap:
     def limit(self) -> int | None:
         """Bytes the packets may take together, None without a limit; all processes see the same."""
         with self._database.reading() as connection:
-            found = read_fact(connection, MAX_BYTES)
-        return None if found is None else int(found)
+            return _limit(connection)
 
     def change(self, limit: int | None) -> list[str]:
         """Set or lift the limit; returns the files of packets that had to go, to be removed.
@@ -56,16 +55,12 @@ class Cap:
         unrecorded: bytes of files that are written already but that no row names yet. evict: whether others may go. None:
         there is no room.
         """
-        limit = self.limit()
-        if limit is None:
-            return []
         wanted = size + unrecorded
-        if wanted > limit:
-            return None
         with self._database.reading() as connection:
-            if _held(connection) + wanted <= limit:
+            limit = _limit(connection)
+            if limit is None or _held(connection) + wanted <= limit:
                 return []
-        if not evict:
+        if wanted > limit or not evict:
             return None
         with self._database.writing() as connection:
             self._write_down(connection)
@@ -93,6 +88,11 @@ class Cap:
             used, self._used = self._used, {}
         for key, when in used.items():
             connection.execute(sa.update(packets).where(packets.c.key == key).values(used=when))
+
+
+def _limit(connection: sa.Connection) -> int | None:
+    found = read_fact(connection, MAX_BYTES)
+    return None if found is None else int(found)
 
 
 def _held(connection: sa.Connection) -> int:

@@ -33,7 +33,7 @@ def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
     tensors = {"token_ids": torch.tensor(packet.token_ids, dtype=torch.int32)}
     for number, states in enumerate(packet.states):
         if storage.bits:
-            for name, blocks in zip(KINDS, _quantised(states, storage.bits), strict=True):
+            for name, blocks in zip(KINDS, quantize_states(states, storage.bits), strict=True):
                 parts = {"codes": blocks.codes, "steps": blocks.steps, "lows": blocks.lows}
                 tensors |= {f"{name}.{number}.{part}": t for part, t in parts.items() if t is not None}
         else:
@@ -93,13 +93,6 @@ def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) ->
         raise
     except (struct.error, ValueError, KeyError, TypeError, IndexError, RuntimeError, KVPacketError) as error:
         raise DamagedError(f"Packet {name} cannot be decoded: {error}. Run `kvpacket verify --repair`.") from error
-
-
-def _quantised(states: GroupStates, bits: int) -> tuple[Quantised, Quantised]:
-    """States in few bits: as they are if they came so, else quantised."""
-    if isinstance(states.keys, Quantised) and isinstance(states.values, Quantised):
-        return states.keys, states.values
-    return quantize_states(states, bits)
 
 
 def _states(tensors: dict[str, Tensor], about: dict[str, Any], number: int) -> GroupStates:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from kvpacket_rag import schema
 from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StorageFullError, StoreError
 
-__all__ = ["Database", "parts", "read_fact", "write_fact"]
+__all__ = ["STORE_FILE", "Database", "open_database", "parts", "read_fact", "write_fact"]
 
 BUSY_SECONDS = 60
 """How long a writer waits for another."""
@@ -30,6 +30,22 @@ HEAD = "0002"
 WRITE = "kvpacket_write"
 T = TypeVar("T")
 _UPGRADING = threading.Lock()  # Alembic keeps the migration that runs in a global
+
+
+STORE_FILE = "store.db"
+"""The database in the folder of a store."""
+
+
+def open_database(folder: Path) -> Database:
+    """Open the database of the store in a folder; both are made if they are not there.
+
+    Raises `StoreError` if the folder cannot be made, and what `Database` raises.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
+    return Database(folder / STORE_FILE)
 
 
 class Database:

@@ -21,9 +21,9 @@ from kvpacket_rag.building import (
 )
 from kvpacket_rag.chunking import Chunk, Document, chunk_tokens
 from kvpacket_rag.configuration import Configuration, StoreSettings
-from kvpacket_rag.database import Database
+from kvpacket_rag.database import STORE_FILE, Database, open_database
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
-from kvpacket_rag.errors import InputError, NotFoundError, StoreError
+from kvpacket_rag.errors import InputError, NotFoundError
 from kvpacket_rag.exporting import ExportReport, export
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
 from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
@@ -68,13 +68,8 @@ class DocumentStore:
         than what is given, `DamagedError` if its database is damaged.
         """
         folder = Path(folder).absolute()  # the store stays where it is when the process moves
-        if not (folder / "store.db").exists():
-            if not create:
-                raise NotFoundError(f"There is no store at {folder}. Make one with `kvpacket add {folder} PATH...`.")
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
+        if not create and not (folder / STORE_FILE).exists():
+            raise NotFoundError(f"There is no store at {folder}. Make one with `kvpacket add {folder} PATH...`.")
         given = {
             "model": model if isinstance(model, str) else None if model is None else model.source,
             "embedder": embedder if isinstance(embedder, str) or embedder is None else embedder.name,
@@ -85,7 +80,7 @@ class DocumentStore:
         }
         loaded_model = None if isinstance(model, str) else model
         loaded_embedder = None if isinstance(embedder, str) else embedder
-        database = Database(folder / "store.db")
+        database = open_database(folder)
         try:
             configuration = Configuration(database, folder, given, loaded_model, loaded_embedder)
         except BaseException:

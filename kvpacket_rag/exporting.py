@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +16,7 @@ import sqlalchemy as sa
 from kvpacket_rag.bundle import LINES, ROWS, open_bundle, write_bundle
 from kvpacket_rag.configuration import ADAPTER_FILE
 from kvpacket_rag.database import Database, parts, read_fact
+from kvpacket_rag.durable import durable_file
 from kvpacket_rag.errors import InputError, NotFoundError, StoreError
 from kvpacket_rag.inspection import hint
 from kvpacket_rag.schema import chunks, documents, fingerprints, packets
@@ -70,7 +69,8 @@ def export(
         own = store.folder.parent / ADAPTER_FILE
         if own.exists():
             sections["adapter"].write(own.read_bytes())
-        _replace(path, about, sections, _blobs(store, rows, progress), sum(row.bytes for row in rows))
+        with durable_file(path) as file:
+            write_bundle(file, about, sections, _blobs(store, rows, progress), sum(row.bytes for row in rows))
     return ExportReport(len(chosen), len(gone), count, len(rows), path.stat().st_size)
 
 
@@ -140,36 +140,14 @@ def _write_packets(connection: sa.Connection, rows: Sequence[Any], sections: Map
 
 def _blobs(
     store: PacketStore, rows: Sequence[Any], progress: Callable[[int, int], None] | None
-) -> Iterator[bytes | memoryview]:
+) -> Iterator[memoryview]:
     """The packets' bytes, each checked against its digest."""
     for number, row in enumerate(rows):
         if progress is not None:
             progress(number, len(rows))
-        data = store.fetch(row.key)
-        if data is None or hashlib.sha256(data).hexdigest() != row.sha256 or len(data) != row.bytes:
+        data = store.read(row.key, row.file, row.bytes, row.sha256)
+        if data is None:
             raise StoreError(f"Packet {row.key[:12]} was removed or replaced while it was exported. Export again.")
         yield data
     if progress is not None:
         progress(len(rows), len(rows))
-
-
-def _replace(
-    path: Path,
-    about: Mapping[str, Any],
-    sections: Mapping[str, IO[bytes]],
-    blobs: Iterable[bytes | memoryview],
-    size: int,
-) -> None:
-    """Write a bundle beside an older one, and put it in its place when it is on the disk."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            write_bundle(file, about, sections, blobs, size)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"The bundle {path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)

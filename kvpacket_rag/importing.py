@@ -19,7 +19,7 @@ from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.building import delete_document, raise_generation
 from kvpacket_rag.bundle import BundleReader, open_bundle
 from kvpacket_rag.configuration import ADAPTER_FILE, StoreSettings, merge
-from kvpacket_rag.database import Database, read_fact, write_fact
+from kvpacket_rag.database import Database, open_database, read_fact, write_fact
 from kvpacket_rag.durable import write_durably
 from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, StoreError
 from kvpacket_rag.packet import Fingerprint, content_hash
@@ -64,11 +64,7 @@ def import_bundle(
     folder = Path(folder).absolute()
     with open_bundle(Path(bundle)):  # what is no bundle makes no folder
         pass
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
-    with contextlib.closing(Database(folder / "store.db")) as database:
+    with contextlib.closing(open_database(folder)) as database:
         return take_in(database, PacketStore(database, folder / "packets"), Path(bundle), progress)
 
 
@@ -113,7 +109,7 @@ def _put_in(
                 write_fact(connection, "fingerprint", reader.header["fingerprint"])
                 if reader.length("adapter"):
                     undo.callback(adapter.unlink, missing_ok=True)
-                    write_durably(adapter, bytes(reader.read("adapter")))
+                    write_durably(adapter, reader.read("adapter"))
             counts, stale = _rows(connection, reader)
             for digest, (_, anchor) in found.known.items():
                 store.insert(connection, [blob for blob in blobs if blob.fingerprint.digest == digest], anchor)
@@ -186,7 +182,7 @@ def _packets(
         if fingerprint.packet_key(packet.content) != key:
             raise DamagedError(f"The bundle {reader.name} holds another packet under the name {key[:12]}.")
         if not store.has(key):
-            yield store.write_bytes(packet, fingerprint, bytes(data))
+            yield store.write_bytes(packet, fingerprint, data)
     if progress is not None:
         progress(total, total)
 

@@ -105,6 +105,8 @@ def blocks_of(numbers: Tensor | Quantised) -> Iterator[tuple[slice, Tensor]]:
 
 def dense(numbers: Tensor | Quantised) -> Tensor:
     """Numbers as a tensor: as they are, or read back in float32."""
+    if isinstance(numbers, Tensor):
+        return numbers
     return torch.cat([block for _, block in blocks_of(numbers)], dim=2)
 
 

@@ -80,7 +80,9 @@ class PacketStore:
         data = codec.encode(packet, recipe.fingerprint, recipe.storage)
         return self.write_bytes(packet, recipe.fingerprint, data, evict=evict), data
 
-    def write_bytes(self, packet: Packet, fingerprint: Fingerprint, data: bytes, *, evict: bool = True) -> WrittenBlob:
+    def write_bytes(
+        self, packet: Packet, fingerprint: Fingerprint, data: bytes | bytearray, *, evict: bool = True
+    ) -> WrittenBlob:
         """Write the bytes of a packet to a new file, flushed to disk. It counts only after `insert`.
 
         Packets unused for longest go if the store may not hold more and `evict` is set; without room nothing is written.
@@ -218,11 +220,14 @@ class PacketStore:
             row = connection.execute(
                 sa.select(packets.c.file, packets.c.sha256, packets.c.bytes).where(packets.c.key == key)
             ).first()
-        if row is None or (data := self._read(row.file, row.bytes)) is None:
-            return None
-        if hashlib.sha256(data).hexdigest() != row.sha256:
+        return None if row is None else self.read(key, row.file, row.bytes, row.sha256)
+
+    def read(self, key: str, file: str, size: int, sha256: str) -> memoryview | None:
+        """Bytes of a file as its row says, or None if it is gone; raises `DamagedError` if they are not what was written."""
+        data = self._read(file, size)
+        if data is not None and hashlib.sha256(data).hexdigest() != sha256:
             raise DamagedError(
-                f"The file of packet {key[:12]} ({row.file}) is not what was written. Run `kvpacket verify --repair`."
+                f"The file of packet {key[:12]} ({file}) is not what was written. Run `kvpacket verify --repair`."
             )
         return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
@@ -16,7 +17,7 @@ import pytest
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.bundle import MAGIC
 from kvpacket_rag.chunking import Document
-from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, NotFoundError
+from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, NotFoundError, StorageFullError
 from kvpacket_rag.importing import import_bundle
 from kvpacket_rag.rag import RAG
 from kvpacket_rag.store import PacketStore
@@ -162,7 +163,20 @@ def test_a_damaged_packet_is_not_exported_and_an_older_bundle_stays(store, bundl
     with pytest.raises(DamagedError):
         store.export(bundle)
     assert bundle.read_bytes() == before
-    assert [path.name for path in bundle.parent.iterdir() if "part" in path.name] == []
+    assert [path.name for path in bundle.parent.iterdir() if "part" in path.name or "tmp" in path.name] == []
+
+
+def test_a_full_disk_is_named_and_an_older_bundle_stays(store, bundle, monkeypatch):
+    before = bundle.read_bytes()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvpacket_rag.durable.os.fsync", full)
+    with pytest.raises(StorageFullError, match="full"):
+        store.export(bundle)
+    assert bundle.read_bytes() == before
+    assert [path.name for path in bundle.parent.glob("*.tmp")] == []
 
 
 # -- hostile and damaged bundles ----------------------------------------------------------------------------------
