@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
 from kvpacket_rag.cli_speed import speed
-from kvpacket_rag.cli_store import KB, AsJson, care, open_store
+from kvpacket_rag.cli_store import KB, AsJson, StorageName, care, open_store
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json
@@ -57,12 +57,6 @@ def main() -> None:
         if stop.code == INTERRUPTED:
             err.print("Interrupted. What was finished is kept; run the same command again to go on.")
         raise
-
-
-StorageName = Annotated[
-    str | None,
-    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default int8."),
-]
 
 
 @app.callback(invoke_without_command=True)

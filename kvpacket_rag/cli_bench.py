@@ -12,6 +12,9 @@ from kvpacket_rag.terminal import bar, err, make_folder
 
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Model = Annotated[str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")]
 Data = Annotated[
     list[str] | None,
     typer.Option(
@@ -31,9 +34,7 @@ Format = Annotated[
 def fidelity(
     data: Data = None,
     kinds: Format = None,
-    model: Annotated[
-        str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")
-    ] = "smollm2-135m-instruct",
+    model: Model = DEFAULT_MODEL,
     methods: Annotated[
         str, typer.Option(help="Methods, with commas: core, all, or names such as full,anchored,epic-30.")
     ] = "core",

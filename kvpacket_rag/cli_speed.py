@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpacket_rag.cli_bench import DEFAULT_MODEL, Model
+from kvpacket_rag.cli_store import StorageName
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.terminal import bar, make_folder
 
@@ -22,7 +24,6 @@ __all__ = ["speed"]
 
 speed = typer.Typer()
 
-Model = Annotated[str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")]
 Shape = Annotated[
     str | None,
     typer.Option(
@@ -30,14 +31,10 @@ Shape = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default CUDA where there is one.")]
-Storage = Annotated[
-    str | None, typer.Option(help="Number format of packets on disk: bfloat16, float16, float32, int8 or int4.")
-]
 Out = Annotated[Path, typer.Option("--out", help="Folder for report.json, report.md and report.png.")]
 Repeats = Annotated[int, typer.Option(help="Rounds, in each of which every way is measured once.")]
 Embedding = Annotated[str | None, typer.Option(help="Embedder of the question; none leaves search out.")]
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
 
@@ -48,35 +45,37 @@ def _numbers(text: str, option: str) -> list[int]:
         raise InputError(f"{option} must be numbers with commas, such as 512,1024; got {text!r}.") from error
 
 
-def _model(name: str, shape: str | None, device: str | None) -> PacketModel:
-    from kvpacket_rag.model import PacketModel
-    from kvpacket_rag.model.shapes import random_model
-
-    return random_model(shape, device=device) if shape else PacketModel.from_pretrained(name, device=device)
-
-
 def _embedder(name: str | None) -> Embedder | None:
     from kvpacket_rag.embedding import SentenceEmbedder
 
     return SentenceEmbedder(name) if name and name != "none" else None
 
 
-def _ready(folder: Path, *, draws: bool) -> None:
-    """Find out before long work whether the report can be written."""
+def _run(
+    folder: Path,
+    measure: Callable[[PacketModel, Progress], Report],
+    *,
+    model: str,
+    shape: str | None = None,
+    device: str | None = None,
+    draws: bool = False,
+) -> None:
+    """Load a model, measure it with a progress bar, then write and print the report; whether that can be done is found out first.
+
+    draws: whether the report has a picture.
+    """
+    from kvpacket_rag.bench.report import write_report
+    from kvpacket_rag.model import PacketModel
+    from kvpacket_rag.model.shapes import random_model
     from kvpacket_rag.plots import check_plots
 
     if draws:
         check_plots()
     make_folder(folder)
-
-
-def _report(folder: Path, measure: Callable[[Progress], Report]) -> None:
-    """Measure with a progress bar, then write and print the report."""
-    from kvpacket_rag.bench.report import write_report
-
+    loaded = random_model(shape, device=device) if shape else PacketModel.from_pretrained(model, device=device)
     with bar("{task.completed}/{task.total}") as shown:
         task = shown.add_task("Measuring", total=None)
-        report = measure(lambda done, total: shown.update(task, completed=done, total=total))
+        report = measure(loaded, lambda done, total: shown.update(task, completed=done, total=total))
     sys.stdout.write(write_report(report, folder) + "\n")
 
 
@@ -86,7 +85,7 @@ def ttft(
     shape: Shape = None,
     device: Device = None,
     lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
-    storage: Storage = None,
+    storage: StorageName = None,
     methods: Annotated[
         str, typer.Option(help="Recomputing methods to compare with; none for none.")
     ] = "epic-10,cacheblend-10",
@@ -100,17 +99,16 @@ def ttft(
     from kvpacket_rag.bench.ttft import measure_ttft
 
     wanted = _numbers(lengths, "--lengths")
-    _ready(out_folder, draws=True)
     others = make_methods([] if methods == "none" else methods.split(","))
-    loaded = _model(model, shape, device)
     chosen = _embedder(embedder)
-    search = searcher(chosen) if chosen else None
-    _report(
-        out_folder,
-        lambda progress: measure_ttft(
-            loaded, wanted, repeats=repeats, storage=storage, others=others, search=search, progress=progress
-        ),
-    )
+
+    def measure(loaded: PacketModel, told: Progress) -> Report:
+        search = searcher(chosen) if chosen else None
+        return measure_ttft(
+            loaded, wanted, repeats=repeats, storage=storage, others=others, search=search, progress=told
+        )
+
+    _run(out_folder, measure, model=model, shape=shape, device=device, draws=True)
 
 
 @speed.command()
@@ -127,9 +125,10 @@ def decode(
     from kvpacket_rag.bench.decode import measure_decode
 
     wanted = _numbers(lengths, "--lengths")
-    _ready(out_folder, draws=True)
-    loaded = _model(model, shape, device)
-    _report(out_folder, lambda told: measure_decode(loaded, wanted, tokens=tokens, repeats=repeats, progress=told))
+    _run(
+        out_folder, lambda loaded, told: measure_decode(loaded, wanted, tokens=tokens, repeats=repeats, progress=told),
+        model=model, shape=shape, device=device, draws=True,
+    )  # fmt: skip
 
 
 @speed.command()
@@ -138,7 +137,7 @@ def build(
     shape: Shape = None,
     device: Device = None,
     lengths: Annotated[str, typer.Option(help="Tokens of a chunk, with commas.")] = "128,256,512",
-    storage: Storage = None,
+    storage: StorageName = None,
     repeats: Repeats = 3,
     out_folder: Out = Path("bench-out/build"),
 ) -> None:
@@ -146,9 +145,10 @@ def build(
     from kvpacket_rag.bench.build import measure_build
 
     wanted = _numbers(lengths, "--lengths")
-    _ready(out_folder, draws=False)
-    loaded = _model(model, shape, device)
-    _report(out_folder, lambda told: measure_build(loaded, wanted, storage=storage, repeats=repeats, progress=told))
+    _run(
+        out_folder, lambda loaded, told: measure_build(loaded, wanted, storage=storage, repeats=repeats, progress=told),
+        model=model, shape=shape, device=device,
+    )  # fmt: skip
 
 
 @speed.command()
@@ -163,10 +163,11 @@ def store(
     from kvpacket_rag.bench.store import measure_store
 
     wanted = _numbers(sizes, "--sizes")
-    _ready(out_folder, draws=False)
-    loaded = _model(model, None, None)
     chosen = _embedder(embedder)
-    _report(out_folder, lambda told: measure_store(loaded, wanted, embedder=chosen, repeats=repeats, progress=told))
+    _run(
+        out_folder, lambda loaded, told: measure_store(loaded, wanted, embedder=chosen, repeats=repeats, progress=told),
+        model=model,
+    )  # fmt: skip
 
 
 @speed.command()
@@ -180,9 +181,7 @@ def load(
     from kvpacket_rag.bench.load import measure_load
 
     wanted = _numbers(clients, "--clients")
-    _ready(out_folder, draws=False)
-    loaded = _model(model, None, None)
-    _report(out_folder, lambda told: measure_load(loaded, wanted, questions=questions, progress=told))
+    _run(out_folder, lambda loaded, told: measure_load(loaded, wanted, questions=questions, progress=told), model=model)
 
 
 @speed.command()
@@ -199,6 +198,7 @@ def peers(
     from kvpacket_rag.bench.peers import measure_peers
 
     wanted = _numbers(lengths, "--lengths")
-    _ready(out_folder, draws=True)
-    loaded = _model(model, None, None)
-    _report(out_folder, lambda told: measure_peers(loaded, wanted, gguf=gguf, repeats=repeats, progress=told))
+    _run(
+        out_folder, lambda loaded, told: measure_peers(loaded, wanted, gguf=gguf, repeats=repeats, progress=told),
+        model=model, draws=True,
+    )  # fmt: skip

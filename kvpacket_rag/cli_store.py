@@ -16,12 +16,16 @@ from kvpacket_rag.terminal import bar, out, parse_bytes, print_json, print_verif
 if TYPE_CHECKING:
     from kvpacket_rag.documents import DocumentStore
 
-__all__ = ["KB", "AsJson", "care", "open_store"]
+__all__ = ["KB", "AsJson", "StorageName", "care", "open_store"]
 
 care = typer.Typer()
 
 KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StorageName = Annotated[
+    str | None,
+    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default int8."),
+]
 
 
 @contextmanager

@@ -30,6 +30,11 @@ class Question:
         return short_hash(canonical([self.prefix, self.chunks, self.tail]))
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens, as a full prefill reads them."""
+        return (*self.prefix, *(token for chunk in self.chunks for token in chunk), *self.tail)
+
+    @property
     def length(self) -> int:
         """All tokens."""
         return len(self.prefix) + sum(map(len, self.chunks)) + len(self.tail)

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from kvpacket_rag.anchor import Anchor
-from kvpacket_rag.assembly import Context, assemble
+from kvpacket_rag.assembly import Context, ask, assemble
+from kvpacket_rag.bench.timing import Way
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
@@ -65,6 +66,17 @@ class Material:
         """A context of the first `count` packets, with room for the question and an answer."""
         room = len(self.question.tail) + ANSWER_ROOM
         return assemble(self.model, self.question.prefix, self.packets(count), room=room)
+
+    def ways(self, count: int) -> dict[str, Way]:
+        """From the first `count` packets to a token: with packets in memory, and from files in the system's page cache."""
+
+        def answer() -> object:
+            return int(ask(self.model, self.assembled(count), self.question.tail).argmax())
+
+        return {
+            "ram": Way(answer, before=lambda: self.packets(count)),
+            "disk": Way(answer, before=self.store.forget),
+        }
 
     def drop_pages(self) -> None:
         """Ask the system to forget the packets' files, so that they are read from the disk."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvpacket_rag.assembly import ask
 from kvpacket_rag.bench.environment import machine
 from kvpacket_rag.bench.material import CHUNK_TOKENS, Material, fitting, left_out, make_material
 from kvpacket_rag.bench.report import Column, Picture, Report, Table, Value
@@ -102,18 +102,9 @@ class _Saved:
 
 
 def _ways(material: Material, count: int, saved: _Saved) -> dict[str, Way]:
-    model, question, reference = material.model, material.at(count), saved.reference
-    whole = [*question.prefix, *(token for chunk in question.chunks for token in chunk), *question.tail]
-
-    def packets() -> object:
-        return int(ask(model, material.assembled(count), question.tail).argmax())
-
-    return {
-        "ram": Way(packets, before=lambda: material.packets(count)),
-        "disk": Way(packets, before=material.store.forget),
-        "full": Way(lambda: reference.first(whole)),
-        "reload": Way(lambda: saved.ask(question)),
-    }
+    question, reference = material.at(count), saved.reference
+    others = {"full": Way(lambda: reference.first(question.ids)), "reload": Way(lambda: saved.ask(question))}
+    return material.ways(count) | others
 
 
 class _LlamaCpp:
@@ -134,13 +125,9 @@ class _LlamaCpp:
 
     def ways(self, question: Question) -> dict[str, Way]:
         """Full prefill, the context again, and the context in another order."""
-
-        def ids(chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> list[int]:
-            return [*question.prefix, *(token for chunk in chunks for token in chunk), *tail]
-
-        prompt = ids(question.chunks, question.tail)
-        other = ids(question.chunks, question.tail[1:])
-        reordered = ids(question.chunks[::-1], question.tail)
+        prompt = question.ids
+        other = replace(question, tail=question.tail[1:]).ids
+        reordered = replace(question, chunks=question.chunks[::-1]).ids
 
         def after(earlier: Sequence[int]) -> Callable[[], object]:
             return lambda: self.first(earlier)

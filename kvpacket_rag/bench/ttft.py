@@ -20,6 +20,7 @@ from kvpacket_rag.bench.material import ANSWER_ROOM, CHUNK_TOKENS, Material, fit
 from kvpacket_rag.bench.report import Column, Picture, Report, Table, Value
 from kvpacket_rag.bench.timing import Progress, Spread, Way, interleaved, ratio
 from kvpacket_rag.model import PacketModel
+from kvpacket_rag.questions import Question
 
 __all__ = ["measure_ttft"]
 
@@ -87,9 +88,6 @@ def _ways(material: Material, count: int, others: Sequence[AbstractMethod]) -> d
         _, logits = prefill(model, question.prefix, question.chunks, question.tail, room=ANSWER_ROOM)
         return int(logits.argmax())
 
-    def packets() -> object:
-        return int(ask(model, material.assembled(count), question.tail).argmax())
-
     def limit() -> object:
         return int(model.forward(ready.cache.filled(filled), question.tail).argmax())
 
@@ -97,23 +95,17 @@ def _ways(material: Material, count: int, others: Sequence[AbstractMethod]) -> d
         store.forget()
         material.drop_pages()
 
-    ways = {
-        "full": Way(full),
-        "ram": Way(packets, before=lambda: material.packets(count)),
-        "disk": Way(packets, before=store.forget),
-        "limit": Way(limit),
-    }
+    ways = {"full": Way(full), **material.ways(count), "limit": Way(limit)}
     if hasattr(os, "posix_fadvise"):
-        ways["cold"] = Way(packets, before=cold)
+        ways["cold"] = Way(ways["disk"].run, before=cold)
     for method in others:
-        stored = method.packets(model, question.chunks)
-        ways[method.name] = Way(_begin(method, material, count, stored))
+        ways[method.name] = Way(_begin(method, model, question))
     return ways
 
 
-def _begin(method: AbstractMethod, material: Material, count: int, stored: Sequence[object]) -> Callable[[], object]:
-    question = material.at(count)
-    return lambda: int(method.begin(material.model, question, stored, ANSWER_ROOM).logits.argmax())  # type: ignore[arg-type]
+def _begin(method: AbstractMethod, model: PacketModel, question: Question) -> Callable[[], object]:
+    stored = method.packets(model, question.chunks)
+    return lambda: int(method.begin(model, question, stored, ANSWER_ROOM).logits.argmax())
 
 
 def _row(context: int, seconds: dict[str, list[float]]) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from kvpacket_rag.errors import KVPacketError, ModelLoadError
 from kvpacket_rag.model.layout import refuse_by_config
 from kvpacket_rag.quiet import quiet_loading
 
-__all__ = ["Loaded", "chosen_device", "chosen_dtype", "load", "native_dtype"]
+__all__ = ["Loaded", "chosen_device", "load", "native_dtype"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def native_dtype(device: torch.device) -> torch.dtype:
 def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | str | None) -> Loaded:
     """Load a causal language model; see `PacketModel.from_pretrained`."""
     target = chosen_device(device)
-    precision = chosen_dtype(dtype) or native_dtype(target)
+    precision = _dtype(dtype) or native_dtype(target)
     if name.lower() in CATALOGUE:
         entry = CATALOGUE[name.lower()]
         if entry.kind != "generator":
@@ -74,8 +74,7 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
     return target
 
 
-def chosen_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Give the number format of a name, None for none. Raises `ModelLoadError` for another name."""
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype) or not found.is_floating_point:

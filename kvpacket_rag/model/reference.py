@@ -36,12 +36,12 @@ class Reference:
         """The first token after some ids, all of which are run."""
         return int(self.run([ids], DynamicCache(config=self._hf.config)).argmax())
 
-    def run(self, rows: Sequence[Sequence[int]], cache: DynamicCache, positions: Tensor | None = None) -> Tensor:
+    def run(self, rows: Sequence[Sequence[int]], cache: DynamicCache) -> Tensor:
         """Run rows of token ids behind what a cache holds, and give the logits [B, vocabulary] of their last tokens."""
         ids = torch.tensor(rows, device=self.device)
         options = {self._forward.cache_argument: cache, **self._forward.keeping(1, ids.shape[1])}
         with self._forward.attention(self._attention), torch.inference_mode():
-            output = self._hf(input_ids=ids, position_ids=positions, use_cache=True, **options)
+            output = self._hf(input_ids=ids, use_cache=True, **options)
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvpacket_rag.catalogue import fetch
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.model.loading import chosen_device, chosen_dtype, convert_gguf, native_dtype
+from kvpacket_rag.model.loading import chosen_device, convert_gguf, native_dtype
 from kvpacket_rag.model.packet_model import PacketModel
 
 __all__ = ["SHAPES", "random_model"]
@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Configurations by name, as published."""
 
 
-def random_model(shape: str, *, device: str | None = None, dtype: torch.dtype | str | None = None) -> PacketModel:
+def random_model(shape: str, *, device: str | None = None) -> PacketModel:
     """Make a model of a shape with random weights, and the tokenizer of the default model.
 
     Raises `InputError` for an unknown shape, `ModelLoadError` for a device that is not there.
@@ -42,8 +42,7 @@ def random_model(shape: str, *, device: str | None = None, dtype: torch.dtype | 
     target = chosen_device(device)
     options = dict(SHAPES[shape])
     config = AutoConfig.for_model(options.pop("model_type"), **options)
-    precision = chosen_dtype(dtype) or native_dtype(target)
     with torch.device(target):
-        model = AutoModelForCausalLM.from_config(config, dtype=precision)
+        model = AutoModelForCausalLM.from_config(config, dtype=native_dtype(target))
     tokenizer = AutoTokenizer.from_pretrained(str(fetch("smollm2-135m-instruct", convert_gguf)))
     return PacketModel(model, tokenizer, name=f"{shape} (random weights)")
