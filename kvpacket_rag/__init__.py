@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kvpacket_rag.anchor import Anchor as Anchor
     from kvpacket_rag.answer import Answer as Answer
     from kvpacket_rag.answer import AnswerStream as AnswerStream
-    from kvpacket_rag.building import BuildProgress as BuildProgress
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
     from kvpacket_rag.component import LanguageModelComponent as LanguageModelComponent
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
     from kvpacket_rag.embedding import embed_question as embed_question
     from kvpacket_rag.embedding import unit_vectors as unit_vectors
     from kvpacket_rag.errors import KVPacketError as KVPacketError
+    from kvpacket_rag.events import Event as Event
     from kvpacket_rag.generator import GenerationConfig as GenerationConfig
     from kvpacket_rag.importing import import_bundle as import_bundle
+    from kvpacket_rag.metrics import Metrics as Metrics
     from kvpacket_rag.model import SEPARATOR as SEPARATOR
     from kvpacket_rag.model import PacketModel as PacketModel
     from kvpacket_rag.model import PromptStyle as PromptStyle
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.rag import RAG as RAG
     from kvpacket_rag.retrieval import Filter as Filter
     from kvpacket_rag.retrieval import Hit as Hit
+    from kvpacket_rag.tally import BuildProgress as BuildProgress
     from kvpacket_rag.threads import steps_in_thread as steps_in_thread
 
 __version__ = "0.1.0"
@@ -52,18 +54,20 @@ _HOMES = {
     "Anchor": "anchor",
     "Answer": "answer",
     "AnswerStream": "answer",
-    "BuildProgress": "building",
+    "BuildProgress": "tally",
     "Chunk": "chunking",
     "Conversation": "conversation",
     "DEFAULT_MODEL": "configuration",
     "Document": "chunking",
     "DocumentStore": "documents",
     "Embedder": "embedding",
+    "Event": "events",
     "Filter": "retrieval",
     "GenerationConfig": "generator",
     "Hit": "retrieval",
     "KVPacketError": "errors",
     "LanguageModelComponent": "component",
+    "Metrics": "metrics",
     "Packet": "packet",
     "PacketModel": "model",
     "Passage": "conversation",
@@ -97,11 +101,13 @@ __all__ = [
     "Document",
     "DocumentStore",
     "Embedder",
+    "Event",
     "Filter",
     "GenerationConfig",
     "Hit",
     "KVPacketError",
     "LanguageModelComponent",
+    "Metrics",
     "Packet",
     "PacketModel",
     "Passage",

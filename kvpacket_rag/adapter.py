@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from kvpacket_rag.errors import AdapterError
@@ -130,33 +131,47 @@ class Adapter:
         rows = zip(embeds, lengths, strict=True)
         return torch.stack([torch.cat((header, row[:length], trailer, row[length:])) for row, length in rows])
 
+    def to_bytes(self) -> bytes:
+        """The adapter as the bytes of a safetensors file."""
+        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in PARTS}
+        return bytes(save(tensors, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)}))
+
     def save(self, path: str | Path) -> None:
         """Write the adapter to one safetensors file, whole or not at all."""
-        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in PARTS}
         # Renamed when complete: who reads the old file meanwhile goes on reading it.
         part = Path(f"{path}.part")
-        save_file(tensors, part, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)})
+        part.write_bytes(self.to_bytes())
         part.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Adapter:
         """Read an adapter. Raises `AdapterError` if the file is missing, malformed or of another kind."""
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if CARD_KEY not in metadata:
-                    raise AdapterError(
-                        f"{path} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata)."
-                    )
-                tensors = {name: file.get_tensor(name).clone() for name in PARTS}  # copies: the file may be replaced
-            values = json.loads(metadata[CARD_KEY])
-            tuples = {name: tuple(values[name]) for name in ("chunk_lengths", "anchors") if name in values}
-            card = AdapterCard(**{**values, **tuples})
-        except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+            data = Path(path).read_bytes()
+        except OSError as error:
             raise AdapterError(
-                f"{path} cannot be read as an adapter: {error}. Expected a file written by Adapter.save."
+                f"{path} cannot be read: {error.strerror or error}. Give a file written by Adapter.save."
             ) from error
-        return cls(**tensors, card=card)
+        return cls.from_bytes(data, str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray, name: str) -> Adapter:
+        """Give the adapter of some bytes that messages call `name`. Raises `AdapterError` if they are none."""
+        try:
+            tensors = load(bytes(data))
+            (length,) = struct.unpack_from("<Q", data)
+            metadata = json.loads(bytes(data[8 : 8 + length])).get("__metadata__") or {}
+            if CARD_KEY not in metadata:
+                raise AdapterError(
+                    f"{name} is a safetensors file but not an adapter (no {CARD_KEY!r} in its metadata)."
+                )
+            values = json.loads(metadata[CARD_KEY])
+            tuples = {part: tuple(values[part]) for part in ("chunk_lengths", "anchors") if part in values}
+            return cls(**{part: tensors[part] for part in PARTS}, card=AdapterCard(**{**values, **tuples}))
+        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+            raise AdapterError(
+                f"{name} cannot be read as an adapter: {error}. Expected a file written by Adapter.save."
+            ) from error
 
     def check(self, *, architecture: str, hidden_size: int, tokenizer: str, model: str) -> None:
         """Raise `AdapterError` naming both sides unless the adapter belongs to this model."""

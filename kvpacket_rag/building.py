@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from kvpacket_rag.configuration import Configuration
 from kvpacket_rag.database import Database, parts, read_fact, write_fact
 from kvpacket_rag.embedding import Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, KVPacketError
+from kvpacket_rag.events import DocumentStored, PacketsBuilt
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.precision import Storage
 from kvpacket_rag.quantised import dense
@@ -27,60 +28,12 @@ from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
+from kvpacket_rag.tally import AddReport, BuildProgress, Tally
 
-__all__ = ["AddReport", "BuildProgress", "Builder", "delete_document", "raise_generation"]
+__all__ = ["Builder", "delete_document", "raise_generation"]
 
 WINDOW_CHUNKS = 32
 """Chunks gathered before they are encoded, so that forward passes are full; packets are on disk until they are committed."""
-
-
-@dataclass(frozen=True)
-class BuildProgress:
-    """How far a build is."""
-
-    documents: int
-    """Documents committed or found unchanged."""
-    total: int | None
-    """Documents in all; None where they come from an iterator."""
-    chunks: int
-    """Chunks encoded in this build."""
-    tokens: int
-    """Their tokens."""
-    seconds: float
-    """Time spent so far."""
-
-
-@dataclass(frozen=True)
-class AddReport:
-    """What an `add` did."""
-
-    added: int = 0
-    updated: int = 0
-    unchanged: int = 0
-    chunks: int = 0
-    """Chunks of added and updated documents."""
-    packets_built: int = 0
-    tokens_built: int = 0
-    """Tokens of the packets built; chunks whose packet existed cost none."""
-    seconds: float = 0.0
-    failed: tuple[tuple[str, str], ...] = ()
-    """Files found in folders that could not be read: (path, reason)."""
-
-
-@dataclass(eq=False)
-class _Tally:
-    total: int | None
-    started: float = field(default_factory=time.monotonic)
-    report: AddReport = field(default_factory=AddReport)
-
-    def count(self, **more: int) -> None:
-        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
-
-    def progress(self) -> BuildProgress:
-        done = self.report.added + self.report.updated + self.report.unchanged
-        return BuildProgress(
-            done, self.total, self.report.packets_built, self.report.tokens_built, time.monotonic() - self.started
-        )
 
 
 @dataclass(frozen=True)
@@ -113,14 +66,14 @@ class Builder:
         self, documents: Iterable[Document], progress: Callable[[BuildProgress], None] | None = None
     ) -> AddReport:
         """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
-        tally = _Tally(len(documents) if isinstance(documents, Sequence) else None)
+        tally = Tally(len(documents) if isinstance(documents, Sequence) else None)
         report = progress or (lambda _: None)
         for window in self._windows(documents, tally):
             self._build_window(window, tally, report)
             report(tally.progress())
         return replace(tally.report, seconds=time.monotonic() - tally.started)
 
-    def _windows(self, documents: Iterable[Document], tally: _Tally) -> Iterator[list[_Planned]]:
+    def _windows(self, documents: Iterable[Document], tally: Tally) -> Iterator[list[_Planned]]:
         """Gather changed documents with their chunks until there is enough for full forward passes."""
         window: list[_Planned] = []
         seen: set[str] = set()
@@ -141,7 +94,7 @@ class Builder:
         with self._database.reading() as connection:
             return connection.execute(sa.select(document_table.c.content).where(document_table.c.name == name)).scalar()
 
-    def _build_window(self, planned: list[_Planned], tally: _Tally, report: Callable[[BuildProgress], None]) -> None:
+    def _build_window(self, planned: list[_Planned], tally: Tally, report: Callable[[BuildProgress], None]) -> None:
         chunks = list({chunk.content: chunk for plan in planned for chunk in plan.chunks}.values())
         missing = self._missing(chunks)
         own = [plan.chunks for plan in planned if plan.document.vector is None]
@@ -198,9 +151,13 @@ class Builder:
         ids = [chunk.token_ids for chunk in chunks]
         # What is quantised is quantised from the numbers the model computed, not from rounded ones.
         kept = None if recipe.storage.bits else recipe.storage.dtype
+        began, tokens = time.perf_counter(), 0
         for _, packet in self._configuration.model.encode_each(ids, anchor=recipe.anchor_ids, storage=kept):
             _check_finite(packet, recipe.storage)
+            tokens += len(packet.token_ids)
             yield self._store.write_blob(packet, recipe, evict=evict)
+        if ids:
+            self._store.events.emit(PacketsBuilt(len(ids), tokens, time.perf_counter() - began))
 
     def build_on_demand(
         self, chunks: Sequence[Chunk], recipe: PacketRecipe, *, evict: bool = True
@@ -218,6 +175,8 @@ class Builder:
                 blobs.append(blob)
                 # As it will be read again: a format may round.
                 packets[blob.content] = codec.decode(bytearray(data), recipe.fingerprint, blob.key[:12])
+            if self._database.read_only:
+                return packets
             with self._database.writing() as connection:
                 # A document may have been removed since the question found its chunks.
                 table = chunk_table.c.content
@@ -265,7 +224,8 @@ class Builder:
             # Chunks that another document of the window needs keep their packets when this one drops them.
             removed = self._store.delete_unused(connection, stale - window.needed)
             raise_generation(connection)
-        self._store.unlink(removed)
+        self._store.blobs.remove(removed)
+        self._store.events.emit(DocumentStored(document.id, len(chunks), old is not None))
         return old is not None
 
 

@@ -1,6 +1,6 @@
 """The bytes of a bundle: a small header that names every section with its length and digest, then the sections.
 
-    magic "KVPB0001" · length of the header, 8 bytes little-endian · header, JSON · its sha256 · sections, one after another
+    magic "KVPB0002" · length of the header, 8 bytes little-endian · header, JSON · its sha256 · signature · sections, one after another
 
 Everything is checked before it is used: lengths against the file, every section against its digest, and no section is
 read into memory whole but the header. Nothing in a bundle is a path.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +21,13 @@ from kvpacket_rag.errors import DamagedError, MismatchError, NotFoundError
 
 __all__ = ["LINES", "ROWS", "BundleReader", "Section", "open_bundle", "write_bundle"]
 
-MAGIC = b"KVPB0001"
-FORMAT = 1
+MAGIC = b"KVPB"
+FORMAT = 2
 DIGEST = 32
+SIGNATURE = 64
+"""Bytes of a signature, zero if there is none."""
+EDGES = 16 + DIGEST + SIGNATURE
+"""Bytes before the sections, without the header itself."""
 LONGEST_HEADER = 1 << 20
 LONGEST_LINE = 1 << 26
 PORTION = 1 << 20
@@ -60,13 +64,25 @@ class Section:
     """Empty for the packets' bytes, each of which has a digest of its own."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What stands before the sections, besides the header."""
+
+    start: int
+    """Where the sections begin."""
+    digest: bytes
+    """sha256 of the header, which names the digests of everything else."""
+    signature: bytes
+
+
 class BundleReader:
     """A bundle whose header was checked."""
 
     def __init__(
-        self, file: IO[bytes], name: str, header: Mapping[str, Any], sections: Mapping[str, Section], start: int
+        self, file: IO[bytes], name: str, header: Mapping[str, Any], sections: Mapping[str, Section], opening: Opening
     ) -> None:
-        self._file, self.name, self.header, self._sections, self._start = file, name, header, sections, start
+        self._file, self.name, self.header, self._sections = file, name, header, sections
+        self._start, self.digest, self.signature = opening.start, opening.digest, opening.signature
 
     def check(self) -> None:
         """Compare every section that has a digest with it. Raises `DamagedError` for the first that differs."""
@@ -121,6 +137,10 @@ class BundleReader:
             raise DamagedError(f"The bundle {self.name} ends too early. Copy it again.")
         return data
 
+    def where(self, key: str) -> tuple[int, int]:
+        """Where a section begins in the file, and how many bytes it has."""
+        return self._start + self._sections[key].offset, self._sections[key].bytes
+
     def length(self, key: str) -> int:
         """Bytes of a section."""
         return self._sections[key].bytes
@@ -138,25 +158,26 @@ def open_bundle(path: Path) -> Iterator[BundleReader]:
         yield BundleReader(file, path.name, *_header(file, path))
 
 
-def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Section], int]:
-    """The header, its sections, and where they begin."""
+def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Section], Opening]:
+    """The header, its sections, and what else stands before them."""
     size = path.stat().st_size
     opening = file.read(16)
-    if len(opening) < 16 or not opening.startswith(MAGIC):
+    if len(opening) < 16 or not opening.startswith(MAGIC) or not opening[4:8].isdigit():
         raise DamagedError(f"{path.name} is no bundle; one is made with `kvpacket export`.")
     (length,) = struct.unpack("<Q", opening[8:])
-    if length > min(LONGEST_HEADER, size - 16 - DIGEST):
+    if (found := int(opening[4:8])) != FORMAT:
+        raise MismatchError(
+            f"The bundle {path.name} has format {found}, this release reads {FORMAT}. Export it anew.",
+            field="format", expected=FORMAT, found=found,
+        )  # fmt: skip
+    if length > min(LONGEST_HEADER, size - EDGES):
         raise DamagedError(f"The bundle {path.name} is damaged: its header cannot have {length} bytes.")
     text = file.read(length)
-    if hashlib.sha256(text).digest() != file.read(DIGEST):
+    digest, signature = file.read(DIGEST), file.read(SIGNATURE)
+    if hashlib.sha256(text).digest() != digest:
         raise DamagedError(f"The bundle {path.name} is damaged: its header is not what was written. Copy it again.")
     try:
         header = json.loads(text)
-        if header["format"] != FORMAT:
-            raise MismatchError(
-                f"The bundle {path.name} has format {header['format']}, this release reads {FORMAT}. Export it anew.",
-                field="format", expected=FORMAT, found=header["format"],
-            )  # fmt: skip
         sections = {key: Section(**value) for key, value in header["sections"].items()}
         whole = all(
             type(number) is int and number >= 0 for s in sections.values() for number in (s.offset, s.bytes)
@@ -167,9 +188,9 @@ def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Sect
     for section in sorted(sections.values(), key=lambda s: (s.offset, s.bytes)) if whole else ():
         whole = whole and section.offset == end
         end = section.offset + section.bytes
-    if not whole or 16 + length + DIGEST + end != size:
+    if not whole or length + EDGES + end != size:
         raise DamagedError(f"The bundle {path.name} is not whole, or its header is damaged. Copy it again.")
-    return header, sections, 16 + length + DIGEST
+    return header, sections, Opening(length + EDGES, digest, signature)
 
 
 def write_bundle(
@@ -178,20 +199,26 @@ def write_bundle(
     sections: Mapping[str, IO[bytes]],
     blobs: Iterable[memoryview],
     size: int,
+    sign: Callable[[bytes], bytes] | None = None,
 ) -> None:
-    """Write a bundle into a file: `about` into its header, then the sections, then packets of `size` bytes together."""
+    """Write a bundle into a file: `about` into its header, then the sections, then packets of `size` bytes together.
+
+    sign: gives the signature of the header's digest.
+    """
     table: dict[str, Any] = {}
     at = 0
     for key, source in sections.items():
-        digest, count = hashlib.sha256(), 0
+        hashed, count = hashlib.sha256(), 0
         for portion in _all_of(source):
-            digest.update(portion)
+            hashed.update(portion)
             count += len(portion)
-        table[key] = asdict(Section(at, count, digest.hexdigest()))
+        table[key] = asdict(Section(at, count, hashed.hexdigest()))
         at += count
     table["blobs"] = asdict(Section(at, size, ""))
-    header = json.dumps({"format": FORMAT, **about, "sections": table}, sort_keys=True).encode()
-    file.write(MAGIC + struct.pack("<Q", len(header)) + header + hashlib.sha256(header).digest())
+    header = json.dumps({**about, "sections": table}, sort_keys=True).encode()
+    digest = hashlib.sha256(header).digest()
+    signature = bytes(SIGNATURE) if sign is None else sign(digest)
+    file.write(b"%b%04d%b" % (MAGIC, FORMAT, struct.pack("<Q", len(header))) + header + digest + signature)
     for source in sections.values():
         file.writelines(_all_of(source))
     file.writelines(blobs)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from kvpacket_rag.database import Database, parts, read_fact, write_fact
 from kvpacket_rag.errors import InputError, StoreError
+from kvpacket_rag.events import Events, PacketsEvicted
 from kvpacket_rag.schema import packets
 
 __all__ = ["MAX_BYTES", "Cap"]
@@ -27,8 +28,8 @@ NOTE_SECONDS = 60.0
 class Cap:
     """Keeps the packets of a database below its limit, if it has one. Threads may use it at the same time."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, events: Events) -> None:
+        self._database, self._events = database, events
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
         self._noted = time.monotonic()
@@ -64,7 +65,9 @@ class Cap:
             return None
         with self._database.writing() as connection:
             self._write_down(connection)
-            return _evict(connection, _held(connection) + wanted - limit)
+            files, size = _evict(connection, _held(connection) + wanted - limit)
+        self._events.emit(PacketsEvicted(len(files), size))
+        return files
 
     def used(self, keys: Iterable[str]) -> None:
         """Note that packets were used now; written down once in a while."""
@@ -99,16 +102,17 @@ def _held(connection: sa.Connection) -> int:
     return int(connection.execute(sa.select(sa.func.sum(packets.c.bytes))).scalar() or 0)
 
 
-def _evict(connection: sa.Connection, size: int) -> list[str]:
-    """Delete the packets unused for longest, of at least `size` bytes together; gives their files."""
+def _evict(connection: sa.Connection, size: int) -> tuple[list[str], int]:
+    """Delete the packets unused for longest, of at least `size` bytes together; gives their files and bytes."""
     gone: list[str] = []
     files: list[str] = []
+    freed = 0
     for row in connection.execute(sa.select(packets.c.key, packets.c.file, packets.c.bytes).order_by(packets.c.used)):
-        if size <= 0:
+        if freed >= size:
             break
         gone.append(row.key)
         files.append(row.file)
-        size -= row.bytes
+        freed += row.bytes
     for keys in parts(gone):
         connection.execute(sa.delete(packets).where(packets.c.key.in_(keys)))
-    return files
+    return files, freed

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
 from kvpacket_rag.cli_speed import speed
-from kvpacket_rag.cli_store import KB, AsJson, StorageName, care, open_store
+from kvpacket_rag.cli_store import KB, NAMESPACE, AsJson, Blobs, StorageName, care, open_store
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json
@@ -32,6 +32,12 @@ app.add_typer(bench, name="bench")
 app.add_typer(care)
 app.add_typer(train)
 
+AnchorName = Annotated[
+    str | None,
+    typer.Option(
+        help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
+    ),
+]
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -60,8 +66,17 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            envvar="KVPACKET_NAMESPACE", help="Which of the knowledge bases at one place; they share nothing."
+        ),
+    ] = "default",
+) -> None:
     """Answer questions about your documents from stored key/value packets."""
+    NAMESPACE.set(namespace)
     if version:
         out.print(__version__)
         raise typer.Exit
@@ -76,13 +91,9 @@ def add(
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Embedder of a new knowledge base.")] = None,
     chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk, default 256.")] = None,
-    anchor: Annotated[
-        str | None,
-        typer.Option(
-            help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
-        ),
-    ] = None,
+    anchor: AnchorName = None,
     storage: StorageName = None,
+    blobs: Blobs = None,
     both_places: Annotated[
         bool,
         typer.Option(
@@ -91,11 +102,11 @@ def add(
     ] = False,
 ) -> None:
     """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
-    from kvpacket_rag.building import BuildProgress
     from kvpacket_rag.readers import find_files
+    from kvpacket_rag.tally import BuildProgress
 
     find_files([*paths])  # a mistyped path makes no empty knowledge base
-    settings = {"chunk_tokens": chunk_tokens, "anchor": anchor, "storage": storage}
+    settings = {"chunk_tokens": chunk_tokens, "anchor": anchor, "storage": storage, "blobs": blobs}
     with (
         open_store(kb, model=model, embedder=embedder, **settings) as store,
         bar(

@@ -1,4 +1,4 @@
-"""`kvpacket bench ttft`, `decode`, `build`, `store`, `load` and `peers`: times and sizes on this machine."""
+"""`kvpacket bench ttft`, `decode`, `build`, `store`, `care`, `load` and `peers`: times and sizes on this machine."""
 
 from __future__ import annotations
 
@@ -167,6 +167,25 @@ def store(
     _run(
         out_folder, lambda loaded, told: measure_store(loaded, wanted, embedder=chosen, repeats=repeats, progress=told),
         model=model,
+    )  # fmt: skip
+
+
+@speed.command()
+def care(
+    model: Model = DEFAULT_MODEL,
+    shape: Shape = None,
+    chunks: Annotated[int, typer.Option(help="Chunks of 48 tokens; of longer ones there are fewer.", min=100)] = 1000,
+    chunk_tokens: Annotated[int, typer.Option(help="Most tokens of a chunk.")] = 48,
+    repeats: Repeats = 3,
+    out_folder: Out = Path("bench-out/care"),
+) -> None:
+    """Opening, counting, adding to and verifying a store of many chunks (--shape tiny builds it quickly)."""
+    from kvpacket_rag.bench.care import measure_care
+
+    _run(
+        out_folder,
+        lambda loaded, told: measure_care(loaded, chunks, chunk_tokens=chunk_tokens, repeats=repeats, progress=told),
+        model=model, shape=shape,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,11 +17,24 @@ from kvpacket_rag.terminal import bar, out, parse_bytes, print_json, print_verif
 if TYPE_CHECKING:
     from kvpacket_rag.documents import DocumentStore
 
-__all__ = ["KB", "AsJson", "StorageName", "care", "open_store"]
+__all__ = ["KB", "NAMESPACE", "AsJson", "Blobs", "StorageName", "care", "open_store"]
 
 care = typer.Typer()
+NAMESPACE: ContextVar[str] = ContextVar("namespace", default="default")
+"""What `--namespace` says."""
 
-KB = Annotated[Path, typer.Argument(metavar="KB", help="Folder of the knowledge base.", show_default=False)]
+KB = Annotated[
+    str,
+    typer.Argument(
+        metavar="KB",
+        help="Knowledge base: a folder, postgresql://host/name, or (to read only) a bundle.",
+        show_default=False,
+    ),
+]
+Blobs = Annotated[
+    str | None,
+    typer.Option(help="Where packets of a new knowledge base lie, such as s3://bucket/prefix; default its folder."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StorageName = Annotated[
     str | None,
@@ -29,11 +43,11 @@ StorageName = Annotated[
 
 
 @contextmanager
-def open_store(kb: Path, **settings: Any) -> Iterator[DocumentStore]:
+def open_store(kb: str, **settings: Any) -> Iterator[DocumentStore]:
     """Open a knowledge base for one command."""
     from kvpacket_rag.documents import DocumentStore
 
-    store = DocumentStore.open(kb, **settings)
+    store = DocumentStore.open(kb, namespace=NAMESPACE.get(), read_only=Path(kb).is_file(), **settings)
     try:
         yield store
     finally:
@@ -117,12 +131,13 @@ def export_command(
         list[str] | None, typer.Option("--doc", help="Id of a document; several times for more. Default all.")
     ] = None,
     since: Annotated[Path | None, typer.Option(help="An earlier bundle: write what has changed since only.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Private ed25519 key (PEM) to sign the bundle with.")] = None,
 ) -> None:
     """Write documents with their vectors and packets into one file, to be taken in elsewhere."""
     with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
         task = shown.add_task("Writing", total=None)
         report = store.export(
-            bundle, documents=documents, since=since,
+            bundle, documents=documents, since=since, sign=sign,
             progress=lambda done, total: shown.update(task, completed=done, total=total),
         )  # fmt: skip
     gone = f", {report.removed} to be removed" if report.removed else ""
@@ -139,13 +154,20 @@ def import_command(
         Path, typer.Argument(metavar="BUNDLE", help="File written by `kvpacket export`.", show_default=False)
     ],
     kb: KB,
+    verify: Annotated[
+        Path | None, typer.Option(help="Public ed25519 key (PEM) the bundle must have been signed with.")
+    ] = None,
+    blobs: Blobs = None,
 ) -> None:
     """Take a bundle in: its documents are added, or replace those of the same id. Needs no model."""
     from kvpacket_rag.importing import import_bundle
 
     with bar("{task.percentage:.0f} %") as shown:
         task = shown.add_task("Checking", total=None)
-        report = import_bundle(bundle, kb, progress=lambda done, total: shown.update(task, completed=done, total=total))
+        report = import_bundle(
+            bundle, kb, namespace=NAMESPACE.get(), blobs=blobs, verify=verify,
+            progress=lambda done, total: shown.update(task, completed=done, total=total),
+        )  # fmt: skip
     out.print(
         f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged, {report.removed} removed; {report.chunks} chunks, "
         f"{report.packets} new packets."

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from kvpacket_rag.cli_bench import Data, Format
+from kvpacket_rag.cli_store import KB, open_store
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.terminal import bar, err, make_folder, out
 
@@ -33,7 +34,7 @@ class Material:
 train = typer.Typer()
 
 OwnKB = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(metavar="[KB]", help="Knowledge base to train on; or give --data.", show_default=False),
 ]
 
@@ -183,13 +184,12 @@ def _from_files(
     return Material(loaded, lessons, held, "; ".join(f"{domain.name} ({domain.source})" for domain in domains))
 
 
-def _from_store(kb: Path, model: str | None, n: int, held_out: int, seed: int, folder: Path) -> Material:
-    from kvpacket_rag.documents import DocumentStore
+def _from_store(kb: str, model: str | None, n: int, held_out: int, seed: int, folder: Path) -> Material:
     from kvpacket_rag.domains import Domain
     from kvpacket_rag.training import Variety, draw_lessons
     from kvpacket_rag.training.writing import write_samples
 
-    with DocumentStore.open(kb, model=model, create=False) as store, bar("{task.completed}/{task.total}") as shown:
+    with open_store(kb, model=model, create=False) as store, bar("{task.completed}/{task.total}") as shown:
         task = shown.add_task("Writing questions", total=None)
         samples = write_samples(
             store, n + held_out, max(Variety().k), seed, folder / "questions.jsonl",
@@ -197,7 +197,7 @@ def _from_store(kb: Path, model: str | None, n: int, held_out: int, seed: int, f
         )  # fmt: skip
         lengths = (store.settings.chunk_tokens + 8,)
         variety = Variety(chunk_tokens=lengths)
-        halves = Domain("kb", tuple(samples), kb.name).divide(held_out)
+        halves = Domain("kb", tuple(samples), Path(kb).name).divide(held_out)
         lessons, held_lessons = (draw_lessons(store.model, [("kb", half.samples)], variety, seed) for half in halves)
         return Material(store.model, lessons, held_lessons, f"questions about {store.info().documents} documents")
 
@@ -223,17 +223,16 @@ def _tell(trained: Trained, file: Path, folder: Path) -> None:
 
 @train.command("adapt")
 def adapt(
-    kb: Annotated[Path, typer.Argument(metavar="KB", help="Knowledge base.", show_default=False)],
+    kb: KB,
     adapter: Annotated[
         Path, typer.Argument(metavar="ADAPTER", help="File written by `kvpacket train`.", show_default=False)
     ],
 ) -> None:
     """Use a trained adapter in a knowledge base from now on: it is copied there, and the packets are made anew."""
     from kvpacket_rag.adapter import Adapter
-    from kvpacket_rag.documents import DocumentStore
 
     loaded = Adapter.load(adapter)
-    with DocumentStore.open(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
+    with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
         task = shown.add_task("Building", total=None)
         store.remake(adapter=loaded, progress=lambda done, total: shown.update(task, completed=done, total=total))
         out.print(f"{kb} uses {adapter} ({loaded.card.data or 'no training data named'}).", markup=False)
@@ -241,7 +240,7 @@ def adapt(
 
 @train.command("tune-anchor")
 def tune(
-    kb: Annotated[Path, typer.Argument(metavar="KB", help="Knowledge base.", show_default=False)],
+    kb: KB,
     n: Annotated[int, typer.Option(help="Questions, written by the model about the documents.")] = 16,
     k: Annotated[int, typer.Option(help="Chunks in a context.")] = 4,
     seed: Annotated[int, typer.Option(help="Draws chunks and passages.")] = 0,
@@ -249,11 +248,10 @@ def tune(
 ) -> None:
     """Choose what chunks see when their packets are made: try a few anchors, keep the best, make the packets anew."""
     from kvpacket_rag.anchor import anchor_ids
-    from kvpacket_rag.documents import DocumentStore
     from kvpacket_rag.training.writing import write_samples
     from kvpacket_rag.tuning import candidates, tune_anchor
 
-    with DocumentStore.open(kb, create=False) as store:
+    with open_store(kb, create=False) as store:
         with bar("{task.completed}/{task.total}") as shown:
             writing, measuring, building = (
                 shown.add_task(what, total=None, visible=False)
@@ -263,7 +261,7 @@ def tune(
             def show(task: Any) -> Callable[[int, int], None]:
                 return lambda done, total: shown.update(task, completed=done, total=total, visible=True)
 
-            samples = write_samples(store, n, k, seed, kb / "questions.jsonl", show(writing))
+            samples = write_samples(store, n, k, seed, (store.folder or Path()) / "questions.jsonl", show(writing))
             tried = candidates(store, seed)
             report = tune_anchor(store, samples, tried, show(measuring))
             if not dry_run:

@@ -91,7 +91,17 @@ def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) ->
         )
     except (MismatchError, DamagedError):
         raise
-    except (struct.error, ValueError, KeyError, TypeError, IndexError, RuntimeError, KVPacketError) as error:
+    except (
+        struct.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+        KVPacketError,
+    ) as error:
         raise DamagedError(f"Packet {name} cannot be decoded: {error}. Run `kvpacket verify --repair`.") from error
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,16 +23,14 @@ from kvpacket_rag.errors import InputError, MismatchError
 from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
 from kvpacket_rag.precision import MEASURED_IN_4_BIT, storage_named
-from kvpacket_rag.recipe import PacketRecipe
+from kvpacket_rag.recipe import PacketRecipe, read_adapter, write_adapter
 from kvpacket_rag.schema import documents
 
-__all__ = ["ADAPTER_FILE", "DEFAULT_MODEL", "Configuration", "StoreSettings", "merge"]
+__all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings", "merge"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-ADAPTER_FILE = "adapter.safetensors"
-"""The adapter of a store that does not use the one of the package."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class StoreSettings:
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
 
 
-def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder: Path) -> StoreSettings:
+def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], location: str) -> StoreSettings:
     """Join what is recorded with what the caller gives (None is "as recorded").
 
     Raises `MismatchError` where both are given and differ. The model is left out here: models are compared by
@@ -82,7 +79,7 @@ def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], folder: 
     for key, value in given.items():
         if recorded[key] != value and key not in ("model", "anchor_texts"):
             raise MismatchError(
-                f"The store at {folder} was made with {key} {recorded[key]!r}, now {value!r} is given. Leave it out, or build another store.",
+                f"The store at {location} was made with {key} {recorded[key]!r}, now {value!r} is given. Leave it out, or build another store.",
                 field=key, expected=recorded[key], found=value,
             )  # fmt: skip
     return StoreSettings(**recorded)
@@ -110,7 +107,8 @@ class Configuration:
     def __init__(
         self,
         database: Database,
-        folder: Path,
+        location: str,
+        namespace: str,
         given: Mapping[str, Any],
         model: PacketModel | None,
         embedder: Embedder | None,
@@ -119,17 +117,17 @@ class Configuration:
 
         Raises `MismatchError` if they, or the model, are not those the store was made with.
         """
-        self._database, self._folder = database, folder
+        self._database, self._location, self._namespace = database, location, namespace
         with database.reading() as connection:
-            recorded = _recorded(connection)
-        self.settings = merge(recorded, given, folder)
+            recorded, own = _recorded(connection), read_adapter(connection)
+        self.settings = merge(recorded, given, location)
+        self._own = None if own is None else Adapter.from_bytes(own, f"The adapter of the store at {location}")
         self._model_name = given.get("model") or self.settings.model
         self._model, self._embedder = model, embedder
         self._recipes: dict[Anchor, PacketRecipe] = {}
         self._lock = threading.RLock()
         if model is not None:
-            own = folder / ADAPTER_FILE
-            self._model = model.with_adapter(Adapter.load(own)) if own.exists() else model
+            self._model = model if self._own is None else model.with_adapter(self._own)
             self._check_model(self._model)
 
     @property
@@ -143,8 +141,7 @@ class Configuration:
             return self._model
 
     def _load_model(self) -> PacketModel:
-        own = self._folder / ADAPTER_FILE
-        adapter = own if own.exists() else SHIPPED
+        adapter = self._own or SHIPPED
         return PacketModel.from_pretrained(self._model_name, dtype=self.settings.compute, adapter=adapter)
 
     @property
@@ -160,9 +157,12 @@ class Configuration:
         anchor = _anchors(self.settings, self.model.adapter)[min(place, 1)]
         with self._lock:
             if anchor not in self._recipes:
-                storage = storage_named(self.settings.storage)
-                self._recipes[anchor] = PacketRecipe.of(self.model, anchor, storage, self.settings.anchor_texts)
+                self._recipes[anchor] = self._recipe(self.model, anchor, self.settings)
             return self._recipes[anchor]
+
+    def _recipe(self, model: PacketModel, anchor: Anchor, settings: StoreSettings) -> PacketRecipe:
+        storage = storage_named(settings.storage)
+        return PacketRecipe.of(model, anchor, storage, settings.anchor_texts, self._namespace)
 
     @cached_property
     def splitter(self) -> Splitter:
@@ -178,7 +178,7 @@ class Configuration:
         expected = self.settings.dimension
         if expected not in (None, len(vector)):
             raise MismatchError(
-                f"The store at {self._folder} holds vectors of {expected} numbers, the embedder {self.embedder.name} gives "
+                f"The store at {self._location} holds vectors of {expected} numbers, the embedder {self.embedder.name} gives "
                 f"{len(vector)}. Open it with the embedder it was made with ({self.settings.embedder}).",
                 field="dimension",
                 expected=expected,
@@ -229,16 +229,16 @@ class Configuration:
                 self.settings, first_anchor=(first if adapter is not None else self.recipe(0).anchor).value,
                 anchor=(anchor or later).value, anchor_texts=tuple(texts),
             )  # fmt: skip
-            storage = storage_named(settings.storage)
-            recipe = PacketRecipe.of(model, anchor or later, storage, settings.anchor_texts)
+            recipe = self._recipe(model, anchor or later, settings)
             self._check_fit(model, recipe)
-            if adapter is not None:
-                adapter.save(self._folder / ADAPTER_FILE)
-            self._model, self.settings, self._recipes = model, settings, {}
             with self._database.writing() as connection:
+                if adapter is not None:
+                    write_adapter(connection, adapter.to_bytes())
                 if _recorded(connection) is not None:
                     write_fact(connection, "settings", asdict(settings))
                     write_fact(connection, "fingerprint", asdict(recipe.fingerprint))
+            self._model, self.settings, self._recipes = model, settings, {}
+            self._own = adapter or self._own
 
     def _check_fit(self, model: PacketModel, recipe: PacketRecipe) -> None:
         """Raise `InputError` unless the longest chunk fits the model's positions behind the anchor."""
@@ -259,16 +259,14 @@ class Configuration:
             write_fact(connection, "settings", asdict(self.settings))
             write_fact(connection, "fingerprint", asdict(self.recipe(1).fingerprint))
         else:
-            merge(recorded, asdict(self.settings), self._folder)
+            merge(recorded, asdict(self.settings), self._location)
             self._compare(connection, self.recipe(1).fingerprint, self.model.name)
 
     def _check_model(self, model: PacketModel) -> None:
         """Refuse a model other than the one the packets were made with, before anything is read or written."""
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
-                storage = storage_named(self.settings.storage)
-                anchor = _anchors(self.settings, model.adapter)[1]
-                recipe = PacketRecipe.of(model, anchor, storage, self.settings.anchor_texts)
+                recipe = self._recipe(model, _anchors(self.settings, model.adapter)[1], self.settings)
                 self._compare(connection, recipe.fingerprint, model.name)
 
     def _compare(self, connection: sa.Connection, found: Fingerprint, name: str) -> None:
@@ -280,4 +278,4 @@ class Configuration:
         trained = {"anchor": found.anchor} if self.settings.anchor == Anchor.TRAINED else {}
         expected = Fingerprint(**{**fields, "adapter": found.adapter, **trained})
         made_with = read_fact(connection, "settings")["model"]
-        expected.check(found, f"The store at {self._folder} was built with {made_with}, the model given is {name}")
+        expected.check(found, f"The store at {self._location} was built with {made_with}, the model given is {name}")

@@ -17,6 +17,7 @@ from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.configuration import DEFAULT_MODEL
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, check_text
+from kvpacket_rag.events import Events
 from kvpacket_rag.generator import GenerationConfig
 from kvpacket_rag.model import SEPARATOR, PacketModel
 from kvpacket_rag.reading import Answering, Reading, read, show, stream
@@ -95,7 +96,7 @@ class Conversation:
         if given is not None and given not in same:
             named = model.name if isinstance(model, PacketModel) else model
             raise InputError(
-                f"The store at {store.folder} has packets of {own.name}, the model given is {named}. "
+                f"The store at {store.location} has packets of {own.name}, the model given is {named}. "
                 "Leave the model out, or open a store made with it."
             )
         return cls.over(store)
@@ -119,7 +120,7 @@ class Conversation:
         """Like `reply`, but yields the text piece by piece. Errors are raised here, before the first piece."""
         config = config or self.config
         answering = read(self.model, self._prepare(turns, method), config.max_new_tokens)
-        return stream(self.model, answering, config, _reply)
+        return stream(self.model, answering, config, _reply, Events() if self.store is None else self.store.events)
 
     def show_prompt(self, turns: Sequence[Turn]) -> str:
         """What the model would see, with special tokens, and with the borders of packets marked."""

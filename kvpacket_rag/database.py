@@ -1,4 +1,4 @@
-"""One SQLite database: opened, brought up to date, read and written in transactions.
+"""The database of a store: opened, brought up to date, read and written in transactions.
 
 Write transactions take the write lock at their start, so that what a transaction has read cannot change before
 it writes, and two processes wait for each other instead of failing.
@@ -6,7 +6,6 @@ it writes, and two processes wait for each other instead of failing.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -15,57 +14,34 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from filelock import FileLock
-from sqlalchemy.exc import DatabaseError, OperationalError
 
 from kvpacket_rag import schema
-from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StorageFullError, StoreError
+from kvpacket_rag.backends import WRITE, Backend
+from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StoreError
 
-__all__ = ["STORE_FILE", "Database", "open_database", "parts", "read_fact", "write_fact"]
+__all__ = ["Database", "parts", "read_fact", "write_fact"]
 
-BUSY_SECONDS = 60
-"""How long a writer waits for another."""
-HEAD = "0002"
+HEAD = "0003"
 """Newest recorded change of the tables."""
-WRITE = "kvpacket_write"
 T = TypeVar("T")
 _UPGRADING = threading.Lock()  # Alembic keeps the migration that runs in a global
-
-
-STORE_FILE = "store.db"
-"""The database in the folder of a store."""
-
-
-def open_database(folder: Path) -> Database:
-    """Open the database of the store in a folder; both are made if they are not there.
-
-    Raises `StoreError` if the folder cannot be made, and what `Database` raises.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"No store can be made at {folder}: {error.strerror or error}.") from error
-    return Database(folder / STORE_FILE)
 
 
 class Database:
     """Transactions on the database of a store. Threads and processes may use it at the same time."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the database file.
+    def __init__(self, backend: Backend) -> None:
+        """Open the database, making its tables or bringing them up to date.
 
-        Raises `DamagedError` if the file is no database, `MismatchError` if a newer release wrote it.
+        Raises `DamagedError` if it is none, `MismatchError` if a newer release wrote it, `StoreError` if it cannot be
+        reached or written.
         """
-        self.path = path
-        address = sa.URL.create("sqlite", database=str(path))
-        self._engine = sa.create_engine(address, connect_args={"timeout": BUSY_SECONDS}, pool_size=16, max_overflow=64)
-        sa.event.listen(self._engine, "connect", _configure)
-        sa.event.listen(self._engine, "begin", _begin)
+        self._backend, self.name, self.read_only = backend, backend.name, backend.read_only
+        self._engine = backend.engine()
         # Whoever forgets to close, as a store opened from a folder by a component has nobody to do it.
         self._dispose = weakref.finalize(self, self._engine.dispose)
         try:
-            # Processes open one after another: the first makes the tables, and switches the file to its journal mode.
-            with _UPGRADING, self._errors(), FileLock(path.with_suffix(".lock"), timeout=BUSY_SECONDS):
+            with _UPGRADING, self._errors(), backend.opening(self._engine):
                 self._upgrade()
         except BaseException:
             self.close()
@@ -77,11 +53,13 @@ class Database:
             return
         if revision is not None and revision > HEAD:
             raise MismatchError(
-                f"{self.path} was written by a newer release (tables {revision}, this release knows {HEAD}). Update kvpacket-rag.",
+                f"{self.name} was written by a newer release (tables {revision}, this release knows {HEAD}). Update kvpacket-rag.",
                 field="tables",
                 expected=HEAD,
                 found=revision,
             )
+        if self.read_only:
+            raise StoreError(f"{self.name} has no tables of this release. Open it once without read_only.")
         from alembic import command
         from alembic.config import Config
 
@@ -110,6 +88,8 @@ class Database:
 
         wait: for another writer; if not, `StoreError` is raised at once where there is one.
         """
+        if self.read_only:
+            raise StoreError(f"{self.name} was opened with read_only=True; nothing is written to it.")
         with self._errors(), self._engine.execution_options(**{WRITE: "wait" if wait else "now"}).begin() as connection:
             yield connection
 
@@ -117,72 +97,27 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except OperationalError as error:
-            message = str(error.orig)
-            if "full" in message:
-                raise StorageFullError(
-                    f"The disk of {self.path} is full; nothing was changed. Free some space and try again."
-                ) from error
-            if "readonly" in message or "unable to open" in message:
-                raise StoreError(
-                    f"{self.path} cannot be written: {message}. Check its folder and permissions."
-                ) from error
-            if "disk I/O" in message:
-                raise StoreError(
-                    f"{self.path} cannot be read or written: {message}. Is its disk full or gone?"
-                ) from error
-            if "locked" in message:
-                raise StoreError(
-                    f"{self.path} was locked by another process for {BUSY_SECONDS} s. Try again."
-                ) from error
-            raise DamagedError(
-                f"{self.path} cannot be used: {message}. Restore it from a copy, or build the store anew."
-            ) from error
+        except sa.exc.IntegrityError:
+            raise
+        except sa.exc.DBAPIError as error:
+            raise self._backend.explain(error) from error
         except ValueError as error:  # a JSON column that is none
             if isinstance(error, KVPacketError):
                 raise
-            raise DamagedError(f"{self.path} holds a damaged value: {error}. Restore it from a copy.") from error
-        except DatabaseError as error:
-            if isinstance(error, sa.exc.IntegrityError):
-                raise
-            raise DamagedError(
-                f"{self.path} is damaged: {error.orig}. Restore it from a copy, or build the store anew."
-            ) from error
+            raise DamagedError(f"{self.name} holds a damaged value: {error}. Restore it from a copy.") from error
 
     def check(self) -> list[str]:
         """Ask the database to check itself; returns what it finds wrong."""
         with self.reading() as connection:
-            found = [str(row[0]) for row in connection.execute(sa.text("pragma integrity_check"))]
-            broken = connection.execute(sa.text("pragma foreign_key_check")).fetchall()
-        return [line for line in found if line != "ok"] + [
-            f"{row[0]} row {row[1]} refers to a missing {row[2]} row" for row in broken
-        ]
+            return self._backend.check(connection)
+
+    def size(self, connection: sa.Connection) -> int:
+        """Bytes of the database."""
+        return self._backend.size(connection)
 
     def close(self) -> None:
         """Close all connections."""
         self._dispose()
-
-
-def _configure(connection: sqlite3.Connection, _: Any) -> None:
-    connection.isolation_level = None  # transactions begin in `_begin`, and nowhere else
-    cursor = connection.cursor()
-    cursor.execute("pragma journal_mode=wal")
-    cursor.execute("pragma synchronous=full")
-    cursor.execute("pragma foreign_keys=on")
-    cursor.execute(f"pragma busy_timeout={BUSY_SECONDS * 1000}")
-    cursor.close()
-
-
-def _begin(connection: sa.Connection) -> None:
-    write = connection.get_execution_options().get(WRITE)
-    if write != "now":
-        connection.exec_driver_sql("begin immediate" if write else "begin")
-        return
-    connection.exec_driver_sql("pragma busy_timeout=0")
-    try:
-        connection.exec_driver_sql("begin immediate")
-    finally:
-        connection.exec_driver_sql(f"pragma busy_timeout={BUSY_SECONDS * 1000}")
 
 
 def read_fact(connection: sa.Connection, key: str, default: Any = None) -> Any:

@@ -4,72 +4,78 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import sqlalchemy as sa
+from typing import Any
 
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import Anchor
-from kvpacket_rag.building import (
-    AddReport,
-    Builder,
-    BuildProgress,
-    delete_document,
-    raise_generation,
-)
+from kvpacket_rag.building import Builder
+from kvpacket_rag.bundled import open_bundled
 from kvpacket_rag.chunking import Chunk, Document, chunk_tokens
 from kvpacket_rag.configuration import Configuration, StoreSettings
-from kvpacket_rag.database import STORE_FILE, Database, open_database
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
 from kvpacket_rag.errors import InputError, NotFoundError
+from kvpacket_rag.events import Events, Hook, Searched
 from kvpacket_rag.exporting import ExportReport, export
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
-from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, hint, inspect, list_documents, verify
+from kvpacket_rag.inspection import StoredDocument, StoreInfo, VerifyReport, inspect, list_documents, verify
 from kvpacket_rag.loading import load_packets
 from kvpacket_rag.model import PacketModel
+from kvpacket_rag.opening import Place, open_place
 from kvpacket_rag.packet import LoadedPackets, content_hash
+from kvpacket_rag.recipe import DEFAULT_NAMESPACE
 from kvpacket_rag.remaking import drop_damaged, drop_other_packets, rebuild_missing
+from kvpacket_rag.remote import DEFAULT_CACHE_BYTES
+from kvpacket_rag.removing import remove_document
 from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
-from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
+from kvpacket_rag.tally import AddReport, BuildProgress
 
 __all__ = ["DocumentStore"]
 
 
 class DocumentStore:
-    """A folder with documents, their chunks and vectors, and a packet per chunk.
+    """Documents, their chunks and vectors, and a packet per chunk: in a folder, or in a database and a store of objects.
 
-    Threads may share one store; processes may open the same folder at the same time.
+    Threads may share one store; processes may open the same one at the same time.
     """
 
-    def __init__(self, folder: Path, database: Database, configuration: Configuration, *, ram_bytes: int) -> None:
+    def __init__(
+        self, place: Place, configuration: Configuration, *, ram_bytes: int = DEFAULT_RAM_BYTES, hooks: Sequence[Hook] = ()
+    ) -> None:  # fmt: skip
         """Use `DocumentStore.open`."""
-        self.folder = folder
-        self._database, self._configuration = database, configuration
-        self._packets = PacketStore(database, folder / "packets", ram_bytes=ram_bytes)
-        self._retrieval = Retrieval(database)
+        self._place, self._configuration, self._database = place, configuration, place.database
+        self.location, self.folder, self.namespace = place.location, place.folder, place.namespace
+        self.events = Events(hooks)
+        self._packets = PacketStore(place.database, place.blobs, ram_bytes=ram_bytes, events=self.events)
+        self._retrieval = Retrieval(place.database)
         self.adopting = threading.Lock()
         """Held by who looks for texts in order to add those that are not there."""
 
     @classmethod
     def open(
-        cls, folder: str | Path, *, model: PacketModel | str | None = None, embedder: Embedder | str | None = None, create: bool = True,
+        cls, location: str | Path, *, model: PacketModel | str | None = None, embedder: Embedder | str | None = None, create: bool = True,
         chunk_tokens: int | None = None, anchor: Anchor | str | None = None, first_anchor: Anchor | str | None = None,
-        storage: str | None = None, ram_bytes: int = DEFAULT_RAM_BYTES,
+        storage: str | None = None, ram_bytes: int = DEFAULT_RAM_BYTES, namespace: str = DEFAULT_NAMESPACE, blobs: str | None = None,
+        blob_options: Mapping[str, Any] | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES, read_only: bool = False,
+        verify: str | Path | None = None, hooks: Sequence[Hook] = (),
     ) -> DocumentStore:  # fmt: skip
-        """Open the store in `folder`, making it if there is none and `create` is set.
+        """Open the store at `location`, making it if there is none and `create` is set.
 
+        location: a folder, `postgresql://host/name`, or a bundle, which is only read.
         model: a loaded model or a name; default the one the store was built with. Loaded when first needed.
         embedder: likewise. chunk_tokens, anchor, first_anchor, storage: see `StoreSettings`; fixed once documents are in.
         ram_bytes: packets kept in memory.
+        namespace: stores at one location that share nothing. blobs: where packets lie, such as `s3://bucket/prefix`;
+        recorded, default the folder. blob_options: for fsspec. cache_bytes: copies kept here of packets that lie elsewhere.
+        read_only: write nothing; what is not stored is built and forgotten. verify: public key a bundle must be signed
+        with. hooks: told of each step, see `events`.
         Raises `NotFoundError` without a store to open, `MismatchError` if the store was made with something else
-        than what is given, `DamagedError` if its database is damaged.
+        than what is given, `DamagedError` if its database is damaged, `SignatureError`.
         """
-        folder = Path(folder).absolute()  # the store stays where it is when the process moves
-        if not create and not (folder / STORE_FILE).exists():
-            raise NotFoundError(f"There is no store at {folder}. Make one with `kvpacket add {folder} PATH...`.")
         given = {
             "model": model if isinstance(model, str) else None if model is None else model.source,
             "embedder": embedder if isinstance(embedder, str) or embedder is None else embedder.name,
@@ -78,19 +84,23 @@ class DocumentStore:
             "first_anchor": None if first_anchor is None else str(first_anchor),
             "storage": storage,
         }
-        loaded_model = None if isinstance(model, str) else model
-        loaded_embedder = None if isinstance(embedder, str) else embedder
-        database = open_database(folder)
+        loaded = (None if isinstance(model, str) else model, None if isinstance(embedder, str) else embedder)
+        if read_only and Path(location).is_file():
+            place = open_bundled(Path(location).absolute(), namespace, verify=verify)
+        else:
+            place = open_place(
+                location, namespace=namespace, blobs=blobs, create=create, blob_options=blob_options, cache_bytes=cache_bytes, read_only=read_only,
+            )  # fmt: skip
         try:
-            configuration = Configuration(database, folder, given, loaded_model, loaded_embedder)
+            configuration = Configuration(place.database, place.location, namespace, given, *loaded)
         except BaseException:
-            database.close()
+            place.close()
             raise
-        return cls(folder, database, configuration, ram_bytes=ram_bytes)
+        return cls(place, configuration, ram_bytes=ram_bytes, hooks=hooks)
 
     def __repr__(self) -> str:
         info = self.info()
-        return f"DocumentStore({str(self.folder)!r}, {info.documents} documents, {info.packets} packets, {self.settings.model})"
+        return f"DocumentStore({self.location!r}, {info.documents} documents, {info.packets} packets, {self.settings.model})"
 
     def __enter__(self) -> DocumentStore:
         return self
@@ -101,7 +111,7 @@ class DocumentStore:
     def close(self) -> None:
         """Close the database; the store cannot be used afterwards."""
         self._packets.close()
-        self._database.close()
+        self._place.close()
 
     @property
     def settings(self) -> StoreSettings:
@@ -147,7 +157,7 @@ class DocumentStore:
         inside folders that cannot be read are listed in the report.
         """
         read = read_paths(paths)
-        check_sources(self.documents(), read.documents, self.folder)
+        check_sources(self.documents(), read.documents, self.location)
         report = self.add(read.documents, progress=progress)
         self.discard(vanished(self.documents(), read))
         return replace(report, failed=read.failed)
@@ -157,17 +167,7 @@ class DocumentStore:
 
         Raises `NotFoundError` if there is none of that id.
         """
-        with self._database.writing() as connection:
-            row = connection.execute(
-                sa.select(document_table.c.id).where(document_table.c.name == document_id)
-            ).scalar()
-            if row is None:
-                raise NotFoundError(
-                    f"There is no document {document_id!r} in {self.folder}.{hint(connection, document_id)}"
-                )
-            files = self._packets.delete_unused(connection, delete_document(connection, row))
-            raise_generation(connection)
-        self._packets.unlink(files)
+        remove_document(self._database, self._packets, document_id, self.location)
 
     def discard(self, document_ids: Iterable[str]) -> None:
         """Remove documents like `remove`; ids that are not there are ignored."""
@@ -200,7 +200,10 @@ class DocumentStore:
         """Like `search`, for a vector [dimension] of the store's embedder, of any length but zero."""
         if k < 1:
             raise InputError(f"k must be at least 1, got {k}.")
-        return self._retrieval.nearest(self._configuration.check_vector(unit_vectors(vector)), k, filter)
+        began = time.perf_counter()
+        found = self._retrieval.nearest(self._configuration.check_vector(unit_vectors(vector)), k, filter)
+        self.events.emit(Searched(len(found), time.perf_counter() - began))
+        return found
 
     def find(self, text: str) -> list[Found]:
         """Find the chunks that stand in a text word for word, from left to right, none overlapping.
@@ -242,7 +245,7 @@ class DocumentStore:
 
     @max_bytes.setter
     def max_bytes(self, limit: int | None) -> None:
-        self._packets.unlink(self._packets.cap.change(limit))
+        self._packets.blobs.remove(self._packets.cap.change(limit))
 
     def forget_packets(self) -> None:
         """Empty the memory of packets, so that the next question reads them from disk."""
@@ -282,11 +285,13 @@ class DocumentStore:
 
     def export(
         self, path: str | Path, *, documents: Sequence[str] | None = None, since: str | Path | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        sign: str | Path | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:  # fmt: skip
         """Write documents, default all, or what has changed since an earlier bundle, into one file; see `exporting.export`."""
         earlier = None if since is None else Path(since)
-        return export(self._database, self._packets, Path(path), only=documents, since=earlier, progress=progress)
+        return export(
+            self._database, self._packets, Path(path), only=documents, since=earlier, sign=sign, progress=progress
+        )
 
     def collect_garbage(self) -> list[str]:
         """Remove files and packets that nothing refers to; returns the removed files."""

@@ -11,6 +11,7 @@ KVPacketError
 │   ├── NotFoundError          no document, chunk or store of that name (also a KeyError)
 │   ├── MismatchError          made by another model, adapter, embedder or format; `.field`
 │   ├── DamagedError           a blob or database does not hold what was written
+│   ├── SignatureError         a bundle is not signed, or not with the key asked for
 │   └── StorageFullError       the disk is full
 └── AdapterError               an adapter file that cannot be used here
 """
@@ -31,6 +32,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelLoadError",
     "NotFoundError",
+    "SignatureError",
     "StorageFullError",
     "StoreError",
     "UnsupportedModelError",
@@ -96,6 +98,10 @@ class MismatchError(StoreError):
 
 class DamagedError(StoreError):
     """Stored bytes are not the bytes that were written."""
+
+
+class SignatureError(StoreError):
+    """A bundle is not signed, or not with the key that was asked for."""
 
 
 class StorageFullError(StoreError):

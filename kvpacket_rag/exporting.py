@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,12 +15,13 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag.bundle import LINES, ROWS, open_bundle, write_bundle
-from kvpacket_rag.configuration import ADAPTER_FILE
 from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.durable import durable_file
 from kvpacket_rag.errors import InputError, NotFoundError, StoreError
 from kvpacket_rag.inspection import hint
+from kvpacket_rag.recipe import read_adapter
 from kvpacket_rag.schema import chunks, documents, fingerprints, packets
+from kvpacket_rag.signing import signature
 from kvpacket_rag.store import PacketStore
 
 __all__ = ["ExportReport", "export"]
@@ -45,12 +47,13 @@ def export(
     *,
     only: Sequence[str] | None = None,
     since: Path | None = None,
+    sign: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportReport:
     """Write documents with their chunks, vectors and packets into one file, in place of an older one once it is whole.
 
     only: ids of documents, default all. since: an earlier bundle: what has not changed since is left out, and what is
-    gone since is removed where the new one is taken in. progress: called with (packets written, packets). Raises
+    gone since is removed where the new one is taken in. sign: a private key to sign it with. progress: called with (packets written, packets). Raises
     `NotFoundError` for an id that is not there or a store without documents, `DamagedError` for a damaged packet.
     """
     if only is not None and since is not None:
@@ -59,18 +62,19 @@ def export(
     with ExitStack() as stack:
         sections = {key: stack.enter_context(tempfile.TemporaryFile()) for key in (*LINES, "vectors", "adapter")}
         with database.reading() as connection:
-            about = {key: read_fact(connection, key) for key in ("settings", "fingerprint")}
+            about = {key: read_fact(connection, key) for key in ("settings", "fingerprint")} | {
+                "since": since is not None
+            }
             chosen, gone = _choose(connection, only, before)
             _write(sections["documents"], ({key: row._mapping[key] for key in ROWS["documents"]} for row in chosen))
             _write(sections["removed"], ({"name": name} for name in gone))
             count, contents = _write_chunks(connection, [(row.id, row.name) for row in chosen], sections)
             rows = _packet_rows(connection, contents)
             _write_packets(connection, rows, sections)
-        own = store.folder.parent / ADAPTER_FILE
-        if own.exists():
-            sections["adapter"].write(own.read_bytes())
+            sections["adapter"].write(read_adapter(connection) or b"")
+        signing = None if sign is None else partial(signature, sign)
         with durable_file(path) as file:
-            write_bundle(file, about, sections, _blobs(store, rows, progress), sum(row.bytes for row in rows))
+            write_bundle(file, about, sections, _blobs(store, rows, progress), sum(row.bytes for row in rows), signing)
     return ExportReport(len(chosen), len(gone), count, len(rows), path.stat().st_size)
 
 

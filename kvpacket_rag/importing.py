@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,26 @@ from kvpacket_rag import codec
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.building import delete_document, raise_generation
 from kvpacket_rag.bundle import BundleReader, open_bundle
-from kvpacket_rag.configuration import ADAPTER_FILE, StoreSettings, merge
-from kvpacket_rag.database import Database, open_database, read_fact, write_fact
-from kvpacket_rag.durable import write_durably
+from kvpacket_rag.configuration import StoreSettings, merge
+from kvpacket_rag.database import read_fact, write_fact
 from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, StoreError
+from kvpacket_rag.opening import Place, open_place
 from kvpacket_rag.packet import Fingerprint, content_hash
+from kvpacket_rag.recipe import DEFAULT_NAMESPACE, read_adapter, write_adapter
 from kvpacket_rag.schema import chunks, documents
+from kvpacket_rag.signing import check_signature
 from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
 
-__all__ = ["ImportReport", "import_bundle", "take_in"]
+__all__ = [
+    "CheckedBundle",
+    "ImportReport",
+    "check_bundle",
+    "compare",
+    "import_bundle",
+    "take_in",
+    "write_rows",
+    "write_settings",
+]
 
 TRIES = 3
 
@@ -45,7 +56,7 @@ class ImportReport:
 
 
 @dataclass(frozen=True)
-class _Checked:
+class CheckedBundle:
     """What was found in a bundle."""
 
     settings: Mapping[str, Any]
@@ -53,41 +64,49 @@ class _Checked:
     known: Mapping[str, tuple[Fingerprint, str]]
     """Fingerprints with the anchor of each, by digest."""
 
+    def fields(self, digest: str) -> dict[str, Any]:
+        """The fields of a fingerprint."""
+        return asdict(self.known[digest][0])
+
 
 def import_bundle(
-    bundle: str | Path, folder: str | Path, *, progress: Callable[[int, int], None] | None = None
-) -> ImportReport:
-    """Take a bundle into the store in `folder`, which is made if there is none; see `take_in`.
+    bundle: str | Path, location: str | Path, *, namespace: str = DEFAULT_NAMESPACE, blobs: str | None = None,
+    verify: str | Path | None = None, progress: Callable[[int, int], None] | None = None,
+) -> ImportReport:  # fmt: skip
+    """Take a bundle into the store at `location`, which is made if there is none; see `take_in`, and `DocumentStore.open`.
 
-    Raises `NotFoundError` without a bundle, `StoreError` if the folder cannot be written, and what `take_in` raises.
+    Raises `NotFoundError` without a bundle, `StoreError` if the store cannot be written, and what `take_in` raises.
     """
-    folder = Path(folder).absolute()
     with open_bundle(Path(bundle)):  # what is no bundle makes no folder
         pass
-    with contextlib.closing(open_database(folder)) as database:
-        return take_in(database, PacketStore(database, folder / "packets"), Path(bundle), progress)
+    place = open_place(location, namespace=namespace, blobs=blobs)
+    with contextlib.closing(place.database):
+        return take_in(place, PacketStore(place.database, place.blobs), Path(bundle), progress, verify=verify)
 
 
 def take_in(
-    database: Database, store: PacketStore, path: Path, progress: Callable[[int, int], None] | None = None
-) -> ImportReport:
+    place: Place, store: PacketStore, path: Path, progress: Callable[[int, int], None] | None = None, *,
+    verify: str | Path | None = None,
+) -> ImportReport:  # fmt: skip
     """Take the documents of a bundle in, with chunks, vectors and packets; those of the same id are replaced.
 
-    Neither model nor embedder is needed. progress: called with (bytes of packets checked, bytes of packets). Raises
-    `DamagedError` if anything is not as written, `MismatchError` naming what differs if the bundle was made with
+    Neither model nor embedder is needed. verify: a public key the bundle must have been signed with. progress: called with (bytes of packets checked, bytes of packets). Raises
+    `SignatureError` if it was not, `DamagedError` if anything is not as written, `MismatchError` naming what differs if the bundle was made with
     something else than the store; nothing has changed then.
     """
     with open_bundle(path) as reader:
+        if verify is not None:
+            check_signature(reader, verify)
         reader.check()
-        found = _check(reader)
-        with database.reading() as connection:
-            _compare(connection, store.folder.parent, reader, found)
+        found = check_bundle(reader)
+        with place.database.reading() as connection:
+            compare(connection, place.namespace, place.location, reader, found)
         for _ in range(TRIES):
             blobs: list[WrittenBlob] = []
             try:
                 for blob in _packets(store, reader, found, progress):
                     blobs.append(blob)
-                return _put_in(database, store, reader, found, blobs)
+                return _put_in(place, store, reader, found, blobs)
             except BlobsLostError:
                 continue  # garbage collection of another process was faster
             finally:
@@ -98,29 +117,30 @@ def take_in(
 
 
 def _put_in(
-    database: Database, store: PacketStore, reader: BundleReader, found: _Checked, blobs: Sequence[WrittenBlob]
+    place: Place, store: PacketStore, reader: BundleReader, found: CheckedBundle, blobs: Sequence[WrittenBlob]
 ) -> ImportReport:
     """Change the store, in one transaction."""
-    adapter = store.folder.parent / ADAPTER_FILE
-    with contextlib.ExitStack() as undo:
-        with database.writing() as connection:
-            if _compare(connection, store.folder.parent, reader, found):
-                write_fact(connection, "settings", dict(found.settings))
-                write_fact(connection, "fingerprint", reader.header["fingerprint"])
-                if reader.length("adapter"):
-                    undo.callback(adapter.unlink, missing_ok=True)
-                    write_durably(adapter, reader.read("adapter"))
-            counts, stale = _rows(connection, reader)
-            for digest, (_, anchor) in found.known.items():
-                store.insert(connection, [blob for blob in blobs if blob.fingerprint.digest == digest], anchor)
-            unused = store.delete_unused(connection, stale)
-            raise_generation(connection)
-        undo.pop_all()
-    store.unlink(unused)
+    with place.database.writing() as connection:
+        if compare(connection, place.namespace, place.location, reader, found):
+            write_settings(connection, reader, found)
+        counts, stale = write_rows(connection, reader)
+        for digest, (_, anchor) in found.known.items():
+            store.insert(connection, [blob for blob in blobs if blob.fingerprint.digest == digest], anchor)
+        unused = store.delete_unused(connection, stale)
+        raise_generation(connection)
+    store.blobs.remove(unused)
     return ImportReport(**counts, packets=sum(1 for blob in blobs if blob.file))
 
 
-def _check(reader: BundleReader) -> _Checked:
+def write_settings(connection: sa.Connection, reader: BundleReader, found: CheckedBundle) -> None:
+    """Write down what the bundle was made with, in a store without documents."""
+    write_fact(connection, "settings", dict(found.settings))
+    write_fact(connection, "fingerprint", reader.header["fingerprint"])
+    if reader.length("adapter"):
+        write_adapter(connection, reader.read("adapter"))
+
+
+def check_bundle(reader: BundleReader) -> CheckedBundle:
     """Read settings and fingerprints. Raises `DamagedError` if they are none."""
     try:
         settings = {**reader.header["settings"]}
@@ -131,27 +151,35 @@ def _check(reader: BundleReader) -> _Checked:
             if fingerprint.digest != row["digest"]:
                 raise DamagedError(f"The bundle {reader.name} holds a fingerprint that does not give its digest.")
             known[fingerprint.digest] = (fingerprint, row["anchor"])
-        return _Checked(settings, Fingerprint(**reader.header["fingerprint"]), known)
+        return CheckedBundle(settings, Fingerprint(**reader.header["fingerprint"]), known)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, KVPacketError) and not isinstance(error, InputError):
             raise
         raise DamagedError(f"The bundle {reader.name} is damaged: {error}.") from error
 
 
-def _compare(connection: sa.Connection, folder: Path, reader: BundleReader, found: _Checked) -> bool:
+def compare(
+    connection: sa.Connection, namespace: str, location: str, reader: BundleReader, found: CheckedBundle
+) -> bool:
     """Raise `MismatchError` unless bundle and store were made alike; True if the store has no documents yet."""
+    if found.fingerprint.namespace != namespace:
+        raise MismatchError(
+            f"The bundle {reader.name} was made under the namespace {found.fingerprint.namespace!r}, it is opened under {namespace!r}. "
+            "Packets belong to one namespace: give that one.",
+            field="namespace", expected=namespace, found=found.fingerprint.namespace,
+        )  # fmt: skip
     if connection.execute(sa.select(documents.c.id).limit(1)).first() is None:
         return True
-    merge(read_fact(connection, "settings"), found.settings, folder)
+    merge(read_fact(connection, "settings"), found.settings, location)
     expected = Fingerprint(**read_fact(connection, "fingerprint"))
     expected.check(
-        found.fingerprint, f"The store at {folder} and the bundle {reader.name} hold packets of different kinds"
+        found.fingerprint, f"The store at {location} and the bundle {reader.name} hold packets of different kinds"
     )
-    own = folder / ADAPTER_FILE
-    has = Adapter.load(own).digest if own.exists() else ""
+    own = read_adapter(connection)
+    has = "" if own is None else Adapter.from_bytes(own, f"The adapter of {location}").digest
     if bool(has) != bool(reader.length("adapter")):
         raise MismatchError(
-            f"The store at {folder} {'has an adapter of its own' if has else 'uses the adapter of the package'}, the bundle "
+            f"The store at {location} {'has an adapter of its own' if has else 'uses the adapter of the package'}, the bundle "
             f"{reader.name} was made {'without' if has else 'with'} one. Take the same adapter in with `kvpacket adapt` first.",
             field="adapter", expected=has, found="",
         )  # fmt: skip
@@ -161,7 +189,7 @@ def _compare(connection: sa.Connection, folder: Path, reader: BundleReader, foun
 def _packets(
     store: PacketStore,
     reader: BundleReader,
-    found: _Checked,
+    found: CheckedBundle,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[WrittenBlob]:
     """Check the packets one by one and write those the store does not have; no row names them yet."""
@@ -187,7 +215,7 @@ def _packets(
         progress(total, total)
 
 
-def _rows(connection: sa.Connection, reader: BundleReader) -> tuple[dict[str, int], set[str]]:
+def write_rows(connection: sa.Connection, reader: BundleReader) -> tuple[dict[str, int], set[str]]:
     """Put documents and chunks in; gives the counts, and contents whose packets may now be unused."""
     counts = {"added": 0, "updated": 0, "unchanged": 0, "removed": 0, "chunks": 0}
     stale: set[str] = set()

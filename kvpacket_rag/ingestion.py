@@ -42,7 +42,7 @@ def read_paths(paths: Sequence[str | Path]) -> ReadPaths:
     return ReadPaths(files, documents, tuple(failed))
 
 
-def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document], folder: Path) -> None:
+def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document], location: str) -> None:
     """Raise `DocumentError` where one folder's file would replace that of another folder of the same name."""
     known = {document.id: document.source for document in stored}
     for document in documents:
@@ -50,7 +50,7 @@ def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document
         if other != document.source and Path(other).exists():
             raise DocumentError(
                 f"{document.source} would replace {document.id!r}, which came from {other}. Rename one of the folders, "
-                f"or remove the old document first: kvpacket rm {folder} {document.id!r}."
+                f"or remove the old document first: kvpacket rm {location} {document.id!r}."
             )
         known[document.id] = document.source
 

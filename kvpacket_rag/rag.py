@@ -14,7 +14,7 @@ from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, NotFoundError
 from kvpacket_rag.generator import GenerationConfig, generate_rows
 from kvpacket_rag.model import PromptStyle
-from kvpacket_rag.reading import Answering, Reading, read, show, stopping, stream
+from kvpacket_rag.reading import Answering, Reading, read, show, stopping, stream, tell
 from kvpacket_rag.retrieval import Filter, Hit
 
 __all__ = ["RAG"]
@@ -56,7 +56,7 @@ class RAG:
         config = config or self.config
         hits, reading = self._prepare(question, k, method, filter, history, config)
         answering = read(self.store.model, reading, config.max_new_tokens)
-        return stream(self.store.model, answering, config, lambda done: _answer(hits, done))
+        return stream(self.store.model, answering, config, lambda done: _answer(hits, done), self.store.events)
 
     def ask_batch(
         self,
@@ -93,6 +93,8 @@ class RAG:
         for step in steps:
             for answer, new in zip(answering, step, strict=True):
                 answer.take(new)
+        for done in answering:
+            tell(self.store.events, done)
         return [_answer(hits, done) for (hits, _), done in zip(prepared, answering, strict=True)]
 
     def show_prompt(
@@ -127,7 +129,7 @@ class RAG:
         hits = self.store.search(question, self.k if k is None else k, filter=filter)
         if not hits and filter is None:
             raise NotFoundError(
-                f"The store at {self.store.folder} has no documents. Add some with `kvpacket add {self.store.folder} PATH...`."
+                f"The store at {self.store.location} has no documents. Add some with `kvpacket add {self.store.location} PATH...`."
             )
         searched = time.perf_counter()
         adapter = model.adapter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 from torch import Tensor
@@ -12,11 +12,12 @@ from torch import Tensor
 from kvpacket_rag.answer import AnswerStream, Timings, Usage
 from kvpacket_rag.assembly import Context, Method, Segment, ask, assemble, prefill
 from kvpacket_rag.chunking import Chunk
+from kvpacket_rag.events import Answered, Events
 from kvpacket_rag.generator import GenerationConfig, Piece, generate
 from kvpacket_rag.model import ContextCache, PacketModel
 from kvpacket_rag.packet import Packet
 
-__all__ = ["Answering", "Reading", "read", "show", "stopping", "stream"]
+__all__ = ["Answering", "Reading", "read", "show", "stopping", "stream", "tell"]
 
 A = TypeVar("A")
 
@@ -114,18 +115,27 @@ def stopping(config: GenerationConfig, reading: Reading) -> GenerationConfig:
 
 
 def stream(
-    model: PacketModel, answering: Answering, config: GenerationConfig, answer: Callable[[Answering], A]
+    model: PacketModel, answering: Answering, config: GenerationConfig, answer: Callable[[Answering], A], events: Events
 ) -> AnswerStream[A]:
-    """Generate piece by piece; `answer` makes the answer so far, which can be asked for at any time."""
+    """Generate piece by piece; `answer` makes the answer so far, which can be asked for at any time. `events` hear of its end."""
     pieces: Iterator[Piece] = generate(model, answering.context, answering.logits, stopping(config, answering.reading))
 
     def run() -> Generator[str, None, None]:
-        for piece in pieces:
-            answering.take([piece])
-            if piece.text:
-                yield piece.text
+        try:
+            for piece in pieces:
+                answering.take([piece])
+                if piece.text:
+                    yield piece.text
+        finally:
+            tell(events, answering)
 
     return AnswerStream(run(), lambda: answer(answering))
+
+
+def tell(events: Events, answering: Answering) -> None:
+    """Say what an answer cost."""
+    usage, timings = asdict(answering.cost), asdict(answering.timings)
+    events.emit(Answered(answering.reading.method, usage, timings))
 
 
 def show(model: PacketModel, reading: Reading) -> str:

@@ -62,7 +62,7 @@ def drop_other_packets(database: Database, store: PacketStore, configuration: Co
         rows = connection.execute(query).fetchall()
         connection.execute(sa.delete(packet_table).where(packet_table.c.fingerprint.not_in(kept)))
     store.forget()
-    store.unlink(row.file for row in rows)
+    store.blobs.remove(row.file for row in rows)
 
 
 def drop_damaged(database: Database, store: PacketStore, report: VerifyReport) -> None:
@@ -72,7 +72,7 @@ def drop_damaged(database: Database, store: PacketStore, report: VerifyReport) -
     """
     if report.database:
         raise DamagedError(
-            f"The database {database.path} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
+            f"The database {database.name} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
         )
     with database.writing() as connection:
         for key, _ in report.damaged:

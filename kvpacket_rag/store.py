@@ -13,17 +13,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
+from kvpacket_rag.blobs import Blobs
 from kvpacket_rag.cap import Cap
 from kvpacket_rag.database import Database, parts
-from kvpacket_rag.durable import write_durably
-from kvpacket_rag.errors import DamagedError, StoreError
+from kvpacket_rag.errors import DamagedError
+from kvpacket_rag.events import DamageFound, Events, PacketsLoaded
 from kvpacket_rag.packet import Fingerprint, Packet
 from kvpacket_rag.ram import RamTier
 from kvpacket_rag.recipe import PacketRecipe
@@ -60,12 +58,14 @@ class BlobsLostError(Exception):
 
 
 class PacketStore:
-    """Packets by key, in files below `folder` with rows in `database`."""
+    """Packets by key, in files among `blobs` with rows in `database`."""
 
-    def __init__(self, database: Database, folder: Path, *, ram_bytes: int = DEFAULT_RAM_BYTES) -> None:
-        self._database, self.folder = database, folder
+    def __init__(
+        self, database: Database, blobs: Blobs, *, ram_bytes: int = DEFAULT_RAM_BYTES, events: Events | None = None
+    ) -> None:
+        self._database, self.blobs, self.events = database, blobs, events or Events()
         self._ram = RamTier(ram_bytes)
-        self.cap = Cap(database)
+        self.cap = Cap(database, self.events)
         self._unrecorded: dict[str, int] = {}
         """Bytes of files that are written and that no row names yet."""
 
@@ -90,12 +90,14 @@ class PacketStore:
         """
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
-        gone = self.cap.make_room(len(data), sum(self._unrecorded.values()), evict=evict)
-        self.unlink(gone or ())
+        # A store that is only read keeps nothing, like one without room.
+        read_only = self._database.read_only
+        gone = None if read_only else self.cap.make_room(len(data), sum(self._unrecorded.values()), evict=evict)
+        self.blobs.remove(gone or ())
         if gone is None:
             file = ""
         else:
-            write_durably(self.folder / file, data)
+            self.blobs.write(file, data)
             self._unrecorded[file] = len(data)
         digest = hashlib.sha256(data).hexdigest()
         return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
@@ -122,10 +124,10 @@ class PacketStore:
             if present == blob.file:
                 continue  # inserted with an earlier document of the same text
             if present is not None:
-                if (self.folder / present).exists():
+                if self.blobs.exists(present):
                     continue
                 connection.execute(sa.delete(packets).where(packets.c.key == blob.key))
-            if not (self.folder / blob.file).exists():
+            if not self.blobs.exists(blob.file):
                 lost.append(blob)
                 self._unrecorded.pop(blob.file, None)
                 continue
@@ -146,7 +148,7 @@ class PacketStore:
                 for part in parts(sorted(written)):
                     query = sa.select(packets.c.file).where(packets.c.file.in_(part))
                     named = set(connection.execute(query).scalars())
-                    self.unlink(file for file in part if file not in named)
+                    self.blobs.remove(file for file in part if file not in named)
             for file in written:
                 self._unrecorded.pop(file, None)
 
@@ -163,14 +165,6 @@ class PacketStore:
             self._ram.forget(row.key for row in rows)
             files += [row.file for row in rows]
         return files
-
-    def unlink(self, files: Iterable[str]) -> None:
-        """Remove files that no row names. One still open elsewhere (Windows) is left for garbage collection."""
-        for file in files:
-            try:
-                (self.folder / file).unlink(missing_ok=True)
-            except PermissionError:
-                continue
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -194,19 +188,26 @@ class PacketStore:
 
     def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | None]:
         """Give several packets, each as `get` gives it; those that are not in memory are read and checked side by side."""
+        began, size = time.perf_counter(), 0
         self.cap.used(key for key, _ in wanted)
         found = [self._ram.get(key) for key, _ in wanted]
         missing = [number for number, packet in enumerate(found) if packet is None]
-        if len(missing) < 2:
-            return [packet or self.get(*one) for packet, one in zip(found, wanted, strict=True)]
         # Decoding stays here: several threads that use torch at once would wait for each other.
         for number, data in zip(missing, self.fetch_each([wanted[n][0] for n in missing]), strict=True):
-            found[number] = None if data is None else self._decode(*wanted[number], data)
+            if data is not None:
+                found[number] = self._decode(*wanted[number], data)
+                size += len(data)
+        lacking = found.count(None)
+        seconds = time.perf_counter() - began
+        self.events.emit(PacketsLoaded(len(wanted) - len(missing), len(missing) - lacking, lacking, size, seconds))
         return found
 
     def fetch_each(self, keys: Sequence[str]) -> Iterator[memoryview | None]:
         """Several packets' bytes, each as `fetch` gives them, read and checked side by side."""
-        with ThreadPoolExecutor(max(1, min(READERS, len(keys)))) as pool:
+        if len(keys) < 2:
+            yield from map(self.fetch, keys)
+            return
+        with ThreadPoolExecutor(min(READERS, len(keys))) as pool:
             yield from pool.map(self.fetch, keys)
 
     def has(self, key: str) -> bool:
@@ -224,31 +225,17 @@ class PacketStore:
 
     def read(self, key: str, file: str, size: int, sha256: str) -> memoryview | None:
         """Bytes of a file as its row says, or None if it is gone; raises `DamagedError` if they are not what was written."""
-        data = self._read(file, size)
+        try:
+            data = self.blobs.read(file, size)
+        except DamagedError as error:
+            self.events.emit(DamageFound(key, str(error)))
+            raise
         if data is not None and hashlib.sha256(data).hexdigest() != sha256:
+            if self.blobs.drop_copy(file):
+                return self.read(key, file, size, sha256)
+            self.events.emit(DamageFound(key, "digest differs"))
             raise DamagedError(
                 f"The file of packet {key[:12]} ({file}) is not what was written. Run `kvpacket verify --repair`."
-            )
-        return data
-
-    def _read(self, file: str, size: int) -> memoryview | None:
-        """Bytes of a file, read once into memory of our own, so that nobody can change them afterwards."""
-        memory: Any = np.empty(size, np.uint8)
-        memory.fill(0)  # a first touch from within a system call costs twice as much
-        data = memoryview(memory)
-        try:
-            with (self.folder / file).open("rb", buffering=0) as source:
-                got = 0
-                while got < size and (n := source.readinto(data[got:])):
-                    got += n
-                exact = got == size and not source.read(1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreError(f"{self.folder / file} cannot be read: {error.strerror or error}.") from error
-        if not exact:
-            raise DamagedError(
-                f"{self.folder / file} has not the {size} bytes that were written. Run `kvpacket verify --repair`."
             )
         return data
 
@@ -257,13 +244,6 @@ class PacketStore:
         self._ram.forget()
 
     # -- care -----------------------------------------------------------------------------------------------
-
-    def stored_files(self) -> Iterator[str]:
-        """Names of all files below the folder, unfinished ones too."""
-        if self.folder.exists():
-            for path in sorted(self.folder.rglob("*")):
-                if path.is_file():
-                    yield path.relative_to(self.folder).as_posix()
 
     def collect_garbage(self) -> list[str]:
         """Remove packets no chunk needs and files no row names; returns the removed files.
@@ -274,7 +254,7 @@ class PacketStore:
         with self._database.writing() as connection:
             removed = self.delete_unused(connection)
             named = set(connection.execute(sa.select(packets.c.file)).scalars())
-            orphans = [file for file in self.stored_files() if file not in named and file not in removed]
-            self.unlink(orphans)
-        self.unlink(removed)
+            orphans = [file for file in self.blobs.files() if file not in named and file not in removed]
+            self.blobs.remove(orphans)
+        self.blobs.remove(removed)
         return removed + orphans

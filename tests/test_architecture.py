@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent / "kvpacket_rag"
 
 # From bottom to top. A file imports only from lines above its own.
 LAYERS = [
-    ["errors", "settings", "quiet", "finding", "threads", "journal"],
-    ["rope", "quantised", "fidelity", "samples", "plots"],
-    ["packet", "synthetic"],
-    ["domains"],
+    ["errors", "settings", "quiet", "finding", "threads", "journal", "events", "tally"],
+    ["rope", "quantised", "fidelity", "samples", "plots", "backends", "durable", "metrics"],
+    ["packet", "synthetic", "blobs"],
+    ["domains", "remote"],
     ["adapter", "catalogue"],
     ["shipped"],
     ["model.grouped", "model.memory", "model.turns"],
@@ -28,12 +28,12 @@ LAYERS = [
     ["model"],
     ["chunking", "embedding", "anchor", "schema"],
     ["precision"],
-    ["readers", "index", "database", "recipe", "assembly", "questions", "bundle"],
-    ["cap", "codec", "durable", "ram"],
-    ["store", "retrieval", "generator", "configuration", "teacher"],
+    ["readers", "index", "database", "assembly", "questions", "bundle"],
+    ["cap", "codec", "ram", "recipe", "signing"],
+    ["store", "retrieval", "generator", "configuration", "teacher", "opening"],
     ["building", "inspection", "answer"],
     ["reading", "loading", "exporting", "importing"],
-    ["remaking", "ingestion"],
+    ["remaking", "ingestion", "bundled", "removing"],
     ["documents"],
     ["rag", "conversation", "adopting"],
     ["component"],
@@ -51,7 +51,16 @@ LAYERS = [
     ["bench.environment", "bench.timing"],
     ["bench.material"],
     ["bench.fidelity", "bench.report"],
-    ["bench.build", "bench.decode", "bench.fidelity_report", "bench.load", "bench.peers", "bench.store", "bench.ttft"],
+    [
+        "bench.build",
+        "bench.care",
+        "bench.decode",
+        "bench.fidelity_report",
+        "bench.load",
+        "bench.peers",
+        "bench.store",
+        "bench.ttft",
+    ],
     ["terminal"],
     ["cli_bench", "cli_store"],
     ["cli_speed"],
@@ -143,9 +152,10 @@ def test_the_recorded_migrations_make_the_declared_tables(tmp_path):
     import sqlalchemy as sa
 
     from kvpacket_rag import schema
+    from kvpacket_rag.backends import SQLite
     from kvpacket_rag.database import Database
 
-    Database(tmp_path / "store.db").close()
+    Database(SQLite(tmp_path / "store.db")).close()
     made = sa.MetaData()
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}")
     made.reflect(engine)

@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from kvpacket_rag.backends import SQLite
 from kvpacket_rag.chunking import Document
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
@@ -141,7 +142,7 @@ def test_answering_never_waits_for_a_writer_to_note_what_was_used(full, monkeypa
     full.max_bytes = 10**9
     chunks = full.chunks()[:2]
     full.packets(chunks)
-    other = Database(full.folder / "store.db")
+    other = Database(SQLite(full.folder / "store.db"))
     with other.writing():
         full.packets(chunks)  # would wait a minute
     assert full._packets.cap._used
@@ -176,7 +177,7 @@ def test_a_store_of_an_older_release_gets_its_uses(open_store, tmp_path):
         connection.execute("drop index packets_by_use")
         connection.execute("alter table packets drop column used")
         connection.execute("update alembic_version set version_num = '0001'")
-    Database(path).close()
+    Database(SQLite(path)).close()
     with sqlite3.connect(path) as connection:
         rows = connection.execute("select used, created from packets").fetchall()
     assert rows

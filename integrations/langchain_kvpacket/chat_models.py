@@ -54,7 +54,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Settings and names, for tracing; loads nothing."""
-        store = self.store.folder if isinstance(self.store, DocumentStore) else self.store
+        store = self.store.location if isinstance(self.store, DocumentStore) else self.store
         about = {"model": self.model_name, "store": None if store is None else str(store), "method": self.method}
         return {**about, **self.own_settings}
 
@@ -63,7 +63,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
         talk = self.conversation
         identity = {"weights": talk.model.weights_hash, "adapter": talk.model.adapter.digest}
         if talk.store is not None:
-            identity |= {"store": str(talk.store.folder), **asdict(talk.store.settings)}
+            identity |= {"store": talk.store.location, "namespace": talk.store.namespace, **asdict(talk.store.settings)}
         return f"{super()._get_llm_string(stop=stop, **kwargs)}---{json.dumps(identity, sort_keys=True)}"
 
     def _config(self, stop: list[str] | None, settings: dict[str, Any]) -> GenerationConfig:

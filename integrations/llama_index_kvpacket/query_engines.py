@@ -39,9 +39,9 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
         """
         llm = _model(llm, store, retriever)
         known = llm.conversation.store
-        if isinstance(retriever, KVPacketRetriever) and known is not None and retriever.store.folder != known.folder:
+        if isinstance(retriever, KVPacketRetriever) and known is not None and _where(retriever.store) != _where(known):
             raise InputError(
-                f"The retriever is over {retriever.store.folder}, the model over {known.folder}; give one store."
+                f"The retriever is over {_where(retriever.store)}, the model over {_where(known)}; give one store."
             )
         if known is not None and not isinstance(retriever, KVPacketRetriever):
             retriever = KVPacketRetriever(known, base_retriever=retriever)
@@ -97,3 +97,7 @@ def _model(llm: KVPacketLLM | None, store: DocumentStore | None, retriever: Base
     if llm is None and store is None:
         raise InputError("Give llm=KVPacketLLM(store=...) or store=..., so that there are packets to answer from.")
     return llm or KVPacketLLM(store=store)
+
+
+def _where(store: DocumentStore) -> str:
+    return f"{store.location} (namespace {store.namespace})"

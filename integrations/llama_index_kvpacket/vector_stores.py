@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -179,12 +180,12 @@ class KVPacketVectorStore(BasePydanticVectorStore):
             raise InputError("The store is a local folder; persist to a local path, without fs.")
         file = Path(persist_path).absolute()
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            folder = Path(os.path.relpath(self._store.folder, file.parent)).as_posix()
-        except ValueError:  # another drive
-            folder = str(self._store.folder)
+        place = self._store.location
+        if self._store.folder is not None:
+            with contextlib.suppress(ValueError):  # another drive
+                place = Path(os.path.relpath(place, file.parent)).as_posix()
         # A list: read as one of LlamaIndex's own simple vector stores it is an error and not an empty store.
-        file.write_text(json.dumps(["kvpacket_store", folder]), encoding="utf-8")
+        file.write_text(json.dumps(["kvpacket_store", place, self._store.namespace]), encoding="utf-8")
 
     @classmethod
     def from_persist_path(
@@ -198,13 +199,13 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         if not file.exists():
             raise NotFoundError(f"There is no {file}. Persist the storage context first.")
         try:
-            kind, folder = json.loads(file.read_text(encoding="utf-8"))
+            kind, place, namespace = json.loads(file.read_text(encoding="utf-8"))
             if kind != "kvpacket_store":
                 raise ValueError(kind)
         except (ValueError, TypeError) as error:
             raise DamagedError(f"{file} is not of a packet vector store; it was written by another one.") from error
-        path = Path(os.path.normpath(file.parent / folder))
-        return cls(DocumentStore.open(path, model=model, embedder=embedder, create=False))
+        where = place if "://" in place else os.path.normpath(file.parent / place)
+        return cls(DocumentStore.open(where, model=model, embedder=embedder, create=False, namespace=namespace))
 
     @classmethod
     def from_persist_dir(cls, persist_dir: str, **options: Any) -> KVPacketVectorStore:

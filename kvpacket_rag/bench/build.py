@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvpacket_rag.anchor import Anchor
+from kvpacket_rag.backends import SQLite
 from kvpacket_rag.bench.environment import machine
 from kvpacket_rag.bench.material import random_chunks
 from kvpacket_rag.bench.report import Column, Report, Table, Value
 from kvpacket_rag.bench.timing import Progress, Spread, Way, interleaved, ratio
+from kvpacket_rag.blobs import FolderBlobs
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
@@ -52,9 +54,9 @@ def measure_build(
         chunks = random_chunks(model, 2 * max(1, BATCH_TOKENS // length), length)
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-            contextlib.closing(Database(Path(folder) / "store.db")) as database,
+            contextlib.closing(Database(SQLite(Path(folder) / "store.db"))) as database,
         ):
-            ways = _ways(model, chunks, recipe, PacketStore(database, Path(folder) / "packets"))
+            ways = _ways(model, chunks, recipe, PacketStore(database, FolderBlobs(Path(folder) / "packets")))
             seconds = interleaved(ways, repeats, synchronize=model.synchronize)
         total = sum(map(len, chunks))
         rates = {name: [total / value for value in values] for name, values in seconds.items()}

@@ -16,7 +16,9 @@ import torch
 
 from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.assembly import Context, ask, assemble
+from kvpacket_rag.backends import SQLite
 from kvpacket_rag.bench.timing import Way
+from kvpacket_rag.blobs import FolderBlobs
 from kvpacket_rag.database import Database
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
@@ -80,8 +82,8 @@ class Material:
 
     def drop_pages(self) -> None:
         """Ask the system to forget the packets' files, so that they are read from the disk."""
-        for file in self.store.stored_files():
-            descriptor = os.open(self.store.folder / file, os.O_RDONLY)
+        for file in self.store.blobs.files():
+            descriptor = os.open(Path(self.store.blobs.name) / file, os.O_RDONLY)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -103,9 +105,9 @@ def make_material(model: PacketModel, count: int, storage: str | None = None) ->
     chunks = random_chunks(model, count)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        contextlib.closing(Database(Path(folder) / "store.db")) as database,
+        contextlib.closing(Database(SQLite(Path(folder) / "store.db"))) as database,
     ):
-        store = PacketStore(database, Path(folder) / "packets", ram_bytes=1 << 50)  # all stay in memory
+        store = PacketStore(database, FolderBlobs(Path(folder) / "packets"), ram_bytes=1 << 50)  # all stay in memory
         blobs = {}
         for index, packet in model.encode_each(chunks, anchor=recipe.anchor_ids):
             blobs[index] = store.write_blob(packet, recipe)[0]

@@ -12,6 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag import codec
+from kvpacket_rag.backends import SQLite
 from kvpacket_rag.bench.environment import machine
 from kvpacket_rag.bench.material import QUESTION, make_material
 from kvpacket_rag.bench.report import Column, Report, Table, Value
@@ -139,7 +140,10 @@ def _seconds(run: Callable[[], object]) -> float:
 def _opening(size: int) -> float:
     """Seconds until a database of that many chunks is open and has answered its first search."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        with contextlib.closing(Database(Path(folder) / "store.db")) as database, database.writing() as connection:
+        with (
+            contextlib.closing(Database(SQLite(Path(folder) / "store.db"))) as database,
+            database.writing() as connection,
+        ):
             document = {
                 "name": "d",
                 "title": "",
@@ -158,7 +162,7 @@ def _opening(size: int) -> float:
         vector = next(_vectors(1))[0]
 
         def first() -> None:
-            with contextlib.closing(Database(Path(folder) / "store.db")) as database:
+            with contextlib.closing(Database(SQLite(Path(folder) / "store.db"))) as database:
                 Retrieval(database).nearest(vector, 4, None)
 
         return _seconds(first)

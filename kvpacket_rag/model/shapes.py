@@ -28,6 +28,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
         "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
     },
+    "tiny": {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 49152, "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 """Configurations by name, as published."""
 

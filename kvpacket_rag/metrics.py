@@ -1,0 +1,85 @@
+"""Events counted for Prometheus (extra `metrics`): `DocumentStore.open(..., hooks=[Metrics()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpacket_rag.errors import require
+from kvpacket_rag.events import (
+    Answered,
+    DamageFound,
+    DocumentRemoved,
+    DocumentStored,
+    Event,
+    PacketsBuilt,
+    PacketsEvicted,
+    PacketsLoaded,
+    Searched,
+)
+
+__all__ = ["Metrics"]
+
+STEPS = ("search", "load", "assemble", "question", "first_token", "total")
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class Metrics:
+    """A hook that counts. Several stores may share one; give each registry one only."""
+
+    def __init__(self, registry: Any = None) -> None:
+        """registry: a `prometheus_client.CollectorRegistry`, default the one of the process.
+
+        Raises `MissingDependencyError` without prometheus-client.
+        """
+        client = require("prometheus_client", extra="metrics", purpose="Counting for Prometheus")
+        self.registry = client.REGISTRY if registry is None else registry
+
+        def counter(name: str, about: str, *labels: str) -> Any:
+            return client.Counter(f"kvpacket_{name}", about, labels, registry=self.registry)
+
+        self._packets = counter("packets", "Packets asked for, by where they came from.", "source")
+        self._read = counter("read_bytes", "Bytes of packets read from where they lie.")
+        self._built = counter("built_tokens", "Tokens of packets that were built.")
+        self._building = counter("building_seconds", "Seconds spent building packets.")
+        self._evicted = counter("evicted_packets", "Packets that went because of the store's limit.")
+        self._evicted_bytes = counter("evicted_bytes", "Bytes of those.")
+        self._damaged = counter("damaged_packets", "Packets that were not what was written.")
+        self._documents = counter("documents", "Documents, by what was done.", "change")
+        self._tokens = counter("prompt_tokens", "Tokens of prompts, by where their states came from.", "source")
+        self._steps = client.Histogram(
+            "kvpacket_step_seconds", "Seconds, by step of answering.", ("step", "method"), buckets=SECONDS, registry=self.registry
+        )  # fmt: skip
+        self._index = client.Histogram(
+            "kvpacket_index_seconds", "Seconds of finding the nearest chunks.", buckets=SECONDS, registry=self.registry
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Count an event; those of no interest are left."""
+        match event:
+            case PacketsLoaded():
+                for source, count in (("memory", event.from_memory), ("read", event.read), ("built", event.missing)):
+                    self._packets.labels(source).inc(count)
+                self._read.inc(event.bytes)
+            case PacketsBuilt():
+                self._built.inc(event.tokens)
+                self._building.inc(event.seconds)
+            case PacketsEvicted():
+                self._evicted.inc(event.packets)
+                self._evicted_bytes.inc(event.bytes)
+            case DamageFound():
+                self._damaged.inc()
+            case DocumentStored():
+                self._documents.labels("updated" if event.updated else "added").inc()
+            case DocumentRemoved():
+                self._documents.labels("removed").inc()
+            case Searched():
+                self._index.observe(event.seconds)
+            case Answered():
+                self._answered(event)
+
+    def _answered(self, event: Answered) -> None:
+        for step in STEPS:
+            self._steps.labels(step, event.method).observe(event.timings[step])
+        for source in ("packet_tokens", "prefix_tokens", "computed_tokens"):
+            count = event.usage[source]
+            self._tokens.labels(source.removesuffix("_tokens")).inc(count if isinstance(count, int) else 0)
