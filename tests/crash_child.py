@@ -1,4 +1,4 @@
-"""Adds and changes documents until it is killed. Its own module, so that the fork server imports it once."""
+"""Adds, changes, removes and exports documents until it is killed. Its own module, so that the fork server imports it once."""
 
 from __future__ import annotations
 
@@ -31,3 +31,4 @@ def run(folder: str, started) -> None:
         store.add(document(number, version) for number in range(6))
         store.remove("doc5")
         store.collect_garbage()
+        store.export(f"{folder}.kvpb")
