@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kvpacket_rag.answer import AnswerStream as AnswerStream
     from kvpacket_rag.chunking import Chunk as Chunk
     from kvpacket_rag.chunking import Document as Document
+    from kvpacket_rag.comparison import Comparison as Comparison
     from kvpacket_rag.component import LanguageModelComponent as LanguageModelComponent
-    from kvpacket_rag.configuration import DEFAULT_MODEL as DEFAULT_MODEL
     from kvpacket_rag.conversation import Conversation as Conversation
     from kvpacket_rag.conversation import Passage as Passage
     from kvpacket_rag.conversation import Reply as Reply
@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from kvpacket_rag.model import PacketModel as PacketModel
     from kvpacket_rag.model import PromptStyle as PromptStyle
     from kvpacket_rag.packet import Packet as Packet
+    from kvpacket_rag.progress import progress_bar as progress_bar
     from kvpacket_rag.rag import RAG as RAG
+    from kvpacket_rag.reading import Block as Block
     from kvpacket_rag.retrieval import Filter as Filter
     from kvpacket_rag.retrieval import Hit as Hit
+    from kvpacket_rag.store_settings import DEFAULT_MODEL as DEFAULT_MODEL
     from kvpacket_rag.tally import BuildProgress as BuildProgress
     from kvpacket_rag.threads import steps_in_thread as steps_in_thread
 
@@ -54,10 +57,12 @@ _HOMES = {
     "Anchor": "anchor",
     "Answer": "answer",
     "AnswerStream": "answer",
+    "Block": "reading",
     "BuildProgress": "tally",
     "Chunk": "chunking",
+    "Comparison": "comparison",
     "Conversation": "conversation",
-    "DEFAULT_MODEL": "configuration",
+    "DEFAULT_MODEL": "store_settings",
     "Document": "chunking",
     "DocumentStore": "documents",
     "Embedder": "embedding",
@@ -82,6 +87,7 @@ _HOMES = {
     "check_own": "adopting",
     "embed_question": "embedding",
     "import_bundle": "importing",
+    "progress_bar": "progress",
     "splice": "conversation",
     "steps_in_thread": "threads",
     "unit_vectors": "embedding",
@@ -95,8 +101,10 @@ __all__ = [
     "Anchor",
     "Answer",
     "AnswerStream",
+    "Block",
     "BuildProgress",
     "Chunk",
+    "Comparison",
     "Conversation",
     "Document",
     "DocumentStore",
@@ -121,6 +129,7 @@ __all__ = [
     "check_own",
     "embed_question",
     "import_bundle",
+    "progress_bar",
     "splice",
     "steps_in_thread",
     "unit_vectors",

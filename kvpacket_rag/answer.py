@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from kvpacket_rag.assembly import Method
+from kvpacket_rag.chunking import Chunk
+from kvpacket_rag.display import answer_html
 from kvpacket_rag.retrieval import Hit
 
-__all__ = ["Answer", "AnswerStream", "Timings", "Usage"]
+__all__ = ["Answer", "AnswerStream", "Timings", "Usage", "heading", "to_html"]
 
 A = TypeVar("A")
 
@@ -33,6 +35,30 @@ class Usage:
     dropped: tuple[str, ...] = ()
     """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
 
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Tokens of the prompt, by where their states came from."""
+        return (
+            ("from packets", self.packet_tokens),
+            ("of the kept prefix", self.prefix_tokens),
+            ("computed", self.computed_tokens),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What made an answer slower or poorer than it might have been, in sentences."""
+        some = (
+            (self.packets_built, "packet was", "packets were", "not stored and had to be built"),
+            (
+                self.missed,
+                "retrieved text is",
+                "retrieved texts are",
+                "in no chunk of the store and had to be computed",
+            ),
+            (len(self.dropped), "chunk was", "chunks were", "left out, since the model's window was full"),
+        )
+        return tuple(f"{n} {one if n == 1 else many} {what}." for n, one, many, what in some if n)
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -52,6 +78,17 @@ class Timings:
         """Note that a piece of the answer came `elapsed` seconds after the question."""
         return replace(self, first_token=self.first_token or elapsed, total=elapsed)
 
+    @property
+    def steps(self) -> tuple[tuple[str, float], ...]:
+        """Seconds of the steps one after another; generating (in a batch, waiting for the others too) is what is left."""
+        before = (
+            ("search", self.search),
+            ("load", self.load),
+            ("assemble", self.assemble),
+            ("question", self.question),
+        )
+        return (*before, ("generation", max(0.0, self.total - sum(seconds for _, seconds in before))))
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -63,6 +100,10 @@ class Answer:
     usage: Usage
     timings: Timings
     method: Method = "packet"
+
+    def _repr_html_(self) -> str:
+        sources = [(heading(hit.chunk, hit.title, hit.score), hit.chunk.text) for hit in self.sources]
+        return to_html(self.text, self.method, sources, self.usage, self.timings)
 
 
 class AnswerStream(Generic[A]):
@@ -91,3 +132,17 @@ class AnswerStream(Generic[A]):
     def answer(self) -> A:
         """The answer so far; complete once the stream has ended."""
         return self._done()
+
+
+def heading(chunk: Chunk, title: str = "", score: float | None = None) -> str:
+    """Say which piece of which document a chunk is."""
+    named = "" if title in ("", chunk.document) else f"{title} · "
+    near = "" if score is None else f", score {score:.2f}"
+    return f"{named}{chunk.document}, part {chunk.ordinal + 1}{near}"
+
+
+def to_html(text: str, method: Method, sources: Sequence[tuple[str, str]], usage: Usage, timings: Timings) -> str:
+    """Show an answer in a notebook. sources: (heading, passage), in order."""
+    return answer_html(
+        text, method=method, tokens=usage.parts, steps=timings.steps, first_token=timings.first_token, sources=sources, notes=usage.notes,
+    )  # fmt: skip

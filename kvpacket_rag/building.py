@@ -18,7 +18,7 @@ from kvpacket_rag.chunking import Chunk, Document
 from kvpacket_rag.configuration import Configuration
 from kvpacket_rag.database import Database, parts, read_fact, write_fact
 from kvpacket_rag.embedding import Vectors, unit_vectors
-from kvpacket_rag.errors import InputError, KVPacketError
+from kvpacket_rag.errors import InputError, KVPacketError, check_kind
 from kvpacket_rag.events import DocumentStored, PacketsBuilt
 from kvpacket_rag.packet import Packet
 from kvpacket_rag.precision import Storage
@@ -66,6 +66,7 @@ class Builder:
         self, documents: Iterable[Document], progress: Callable[[BuildProgress], None] | None = None
     ) -> AddReport:
         """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
+        check_kind(documents, Iterable, "Documents", "Give a list of them, also for one.")
         tally = Tally(len(documents) if isinstance(documents, Sequence) else None)
         report = progress or (lambda _: None)
         for window in self._windows(documents, tally):
@@ -78,6 +79,7 @@ class Builder:
         window: list[_Planned] = []
         seen: set[str] = set()
         for document in documents:
+            _check_document(document)
             if document.id in seen:
                 raise InputError(f"Two documents have the id {document.id!r}; give each its own.")
             seen.add(document.id)
@@ -258,3 +260,13 @@ def _check_finite(packet: Packet, storage: Storage) -> None:
         raise KVPacketError(
             "Some states are too large for float16 packets. Open the store with storage='bfloat16' or 'float32'."
         )
+
+
+def _check_document(given: object) -> None:
+    """Raise `InputError` for what is no document, and say how to make one of what many people have."""
+    do = "Make one: Document(text, id=..., metadata=...)."
+    if hasattr(given, "page_content"):
+        do = "Make one: Document(d.page_content, metadata=d.metadata), or add it to a langchain_kvpacket.KVPacketVectorStore."
+    elif hasattr(given, "get_content"):
+        do = "Make one: Document(node.get_content(), metadata=node.metadata), or add it to a llama_index_kvpacket.KVPacketVectorStore."
+    check_kind(given, Document, "What is added", do)

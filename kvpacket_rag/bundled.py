@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from kvpacket_rag.backends import SQLite
 from kvpacket_rag.bundle import BundleReader, open_bundle
 from kvpacket_rag.database import Database
-from kvpacket_rag.errors import DamagedError, InputError, StoreError
+from kvpacket_rag.errors import DamagedError, InputError, ReadOnlyError
 from kvpacket_rag.importing import check_bundle, compare, write_rows, write_settings
 from kvpacket_rag.opening import STORE_FILE, Place
 from kvpacket_rag.schema import fingerprints, packets
@@ -46,7 +46,7 @@ class BundleBlobs:
 
     def write(self, file: str, data: bytes | bytearray) -> None:
         """A bundle is not written to."""
-        raise StoreError(f"{self.name} is a bundle, and is not written to. Import it into a store.")
+        raise ReadOnlyError(f"{self.name} is a bundle, and is not written to. Import it into a store.")
 
     def remove(self, files: Iterable[str]) -> None:
         """There is nothing to remove: whoever builds a packet for an answer asks for this with no files."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 import sqlalchemy as sa
 
 from kvpacket_rag.database import Database, parts, read_fact, write_fact
-from kvpacket_rag.errors import InputError, StoreError
+from kvpacket_rag.errors import InputError, StoreError, check_kind
 from kvpacket_rag.events import Events, PacketsEvicted
 from kvpacket_rag.schema import packets
 
@@ -44,6 +44,7 @@ class Cap:
 
         Raises `InputError` for a limit below 1.
         """
+        check_kind(limit, (int, type(None)), "max_bytes", "Give a number of bytes, such as 20 * 10**9.")
         if limit is not None and limit < 1:
             raise InputError(f"max_bytes must be at least 1; got {limit}. None lifts the limit.")
         with self._database.writing() as connection:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvpacket_rag.errors import InputError, check_text
+from kvpacket_rag.errors import InputError, check_kind, check_text
 from kvpacket_rag.packet import canonical, content_hash
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ class Document:
     """Of a whole document, made elsewhere in place of the store's embedder. An empty one: searches do not find it."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text, str) or not self.text.strip():
+        for name in ("text", "id", "title", "source"):
+            check_kind(getattr(self, name), str, f"The {name} of a document")
+        check_kind(self.metadata, Mapping, f"The metadata of document {self.id!r}", "Leave it out for none.")
+        if not self.text.strip():
             raise InputError(
                 f"Document {self.id or self.source or '(unnamed)'} has no text; expected at least one visible character."
             )

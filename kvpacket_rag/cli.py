@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
+from kvpacket_rag.cli_serve import serving
 from kvpacket_rag.cli_speed import speed
 from kvpacket_rag.cli_store import KB, NAMESPACE, AsJson, Blobs, StorageName, care, open_store
 from kvpacket_rag.cli_train import train
@@ -30,6 +31,7 @@ app = typer.Typer(
 bench.add_typer(speed)
 app.add_typer(bench, name="bench")
 app.add_typer(care)
+app.add_typer(serving)
 app.add_typer(train)
 
 AnchorName = Annotated[

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from kvpacket_rag.terminal import bar, out, parse_bytes, print_json, print_verification
@@ -57,21 +58,16 @@ def open_store(kb: str, **settings: Any) -> Iterator[DocumentStore]:
 @care.command()
 def info(kb: KB, as_json: AsJson = False) -> None:
     """Say what the knowledge base holds."""
+    from kvpacket_rag.display import store_rows
+
     with open_store(kb, create=False) as store:
         held = store.info()
     if as_json:
         print_json(asdict(held))
         return
     table = Table(show_header=False, box=None)
-    for name, value in (held.facts.get("settings") or {}).items():
-        table.add_row(name.replace("_", " "), str(value))
-    table.add_row("documents", f"{held.documents:,}")
-    table.add_row("chunks", f"{held.chunks:,}")
-    table.add_row("packets", f"{held.packets:,} of {held.packet_tokens:,} tokens")
-    table.add_row("packet files", f"{held.packet_bytes / 1e6:,.1f} MB, {held.bytes_per_token / 1024:.1f} KiB per token")
-    if held.max_bytes is not None:
-        table.add_row("limit", f"{held.max_bytes / 1e6:,.1f} MB of packet files")
-    table.add_row("database", f"{held.database_bytes / 1e6:,.1f} MB")
+    for name, value in store_rows(held):
+        table.add_row(name, escape(value))
     out.print(table)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,73 +16,20 @@ import sqlalchemy as sa
 
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import Anchor, default_anchors
-from kvpacket_rag.chunking import DEFAULT_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Splitter
+from kvpacket_rag.chunking import Splitter
 from kvpacket_rag.database import Database, read_fact, write_fact
-from kvpacket_rag.embedding import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder, Vectors, embed_question, unit_vectors
-from kvpacket_rag.errors import InputError, MismatchError
+from kvpacket_rag.embedding import Embedder, SentenceEmbedder, Vectors, embed_question, unit_vectors
+from kvpacket_rag.errors import InputError, MismatchError, check_kind
 from kvpacket_rag.model import SHIPPED, PacketModel
 from kvpacket_rag.packet import Fingerprint
 from kvpacket_rag.precision import MEASURED_IN_4_BIT, storage_named
 from kvpacket_rag.recipe import PacketRecipe, read_adapter, write_adapter
 from kvpacket_rag.schema import documents
+from kvpacket_rag.store_settings import StoreSettings, merge
 
-__all__ = ["DEFAULT_MODEL", "Configuration", "StoreSettings", "merge"]
+__all__ = ["Configuration"]
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
-
-
-@dataclass(frozen=True)
-class StoreSettings:
-    """How the documents of a store are split, embedded and encoded."""
-
-    model: str = DEFAULT_MODEL
-    """The generator: catalogue name, Hugging Face id, or path."""
-    compute: str | None = None
-    """Number format the model computes in; None until recorded."""
-    embedder: str = DEFAULT_EMBEDDER
-    dimension: int | None = None
-    """Length of the embedder's vectors; None until recorded."""
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    """Most tokens of a chunk."""
-    anchor: str | None = None
-    """What chunks see when their packets are made; until recorded, None is what the model's adapter brings, else
-    the neutral passages."""
-    anchor_texts: tuple[str, ...] = ()
-    """Passages of a corpus anchor."""
-    first_anchor: str | None = None
-    """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
-    packet, built when it first stands there."""
-    storage: str | None = None
-    """Number format of packets at rest: float32, bfloat16, float16, int8 or int4; until recorded, None is int8."""
-
-    def __post_init__(self) -> None:
-        if self.chunk_tokens < MIN_CHUNK_TOKENS:
-            raise InputError(f"chunk_tokens must be at least {MIN_CHUNK_TOKENS}, got {self.chunk_tokens}.")
-        object.__setattr__(self, "anchor_texts", tuple(self.anchor_texts))  # JSON knows lists only
-        for name in ("anchor", "first_anchor"):
-            if getattr(self, name) not in (None, *Anchor):
-                raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
-
-
-def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], location: str) -> StoreSettings:
-    """Join what is recorded with what the caller gives (None is "as recorded").
-
-    Raises `MismatchError` where both are given and differ. The model is left out here: models are compared by
-    fingerprint, not by what they are called.
-    """
-    given = {key: value for key, value in given.items() if value is not None}
-    if recorded is None:
-        return StoreSettings(**given)
-    recorded = {**asdict(StoreSettings()), **recorded}
-    for key, value in given.items():
-        if recorded[key] != value and key not in ("model", "anchor_texts"):
-            raise MismatchError(
-                f"The store at {location} was made with {key} {recorded[key]!r}, now {value!r} is given. Leave it out, or build another store.",
-                field=key, expected=recorded[key], found=value,
-            )  # fmt: skip
-    return StoreSettings(**recorded)
 
 
 def _anchors(settings: StoreSettings, adapter: Adapter) -> tuple[Anchor, Anchor]:
@@ -222,6 +169,7 @@ class Configuration:
         anchor: default the one the adapter brings. adapter: default the present one; otherwise it is kept with the store.
         Raises `AdapterError` if the adapter belongs to another model.
         """
+        check_kind(adapter, (Adapter, type(None)), "The adapter", "Read one with Adapter.load(path).")
         with self._lock:
             model = (self._model or self._load_model()).with_adapter(adapter) if adapter is not None else self.model
             first, later = default_anchors(model.adapter)

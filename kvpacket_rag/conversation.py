@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvpacket_rag.answer import AnswerStream, Timings, Usage
+from kvpacket_rag.answer import AnswerStream, Timings, Usage, heading, to_html
 from kvpacket_rag.assembly import Method, Segment
 from kvpacket_rag.chunking import Chunk
-from kvpacket_rag.configuration import DEFAULT_MODEL
 from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError, check_text
 from kvpacket_rag.events import Events
 from kvpacket_rag.generator import GenerationConfig
 from kvpacket_rag.model import SEPARATOR, PacketModel
-from kvpacket_rag.reading import Answering, Reading, read, show, stream
+from kvpacket_rag.reading import Answering, Reading, blocks, read, show, stream
+from kvpacket_rag.store_settings import DEFAULT_MODEL
 
 __all__ = ["Conversation", "Passage", "Reply", "Turn", "splice"]
 
@@ -57,6 +57,10 @@ class Reply:
     timings: Timings
     """`search` is the time it took to find the chunks."""
     method: Method = "packet"
+
+    def _repr_html_(self) -> str:
+        chunks = [(heading(chunk), chunk.text) for chunk in self.chunks]
+        return to_html(self.text, self.method, chunks, self.usage, self.timings)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Conversation:
 
     def show_prompt(self, turns: Sequence[Turn]) -> str:
         """What the model would see, with special tokens, and with the borders of packets marked."""
-        return show(self.model, self._prepare(turns, "packet"))
+        return show(blocks(self.model, self._prepare(turns, "packet")))
 
     def _prepare(self, turns: Sequence[Turn], method: Method) -> Reading:
         """Find the chunks in the turns, load their packets, and put both into the chat template."""

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from kvpacket_rag import schema
 from kvpacket_rag.backends import WRITE, Backend
-from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, StoreError
+from kvpacket_rag.errors import DamagedError, KVPacketError, MismatchError, ReadOnlyError, StoreError
 
 __all__ = ["Database", "parts", "read_fact", "write_fact"]
 
@@ -37,12 +37,17 @@ class Database:
         reached or written.
         """
         self._backend, self.name, self.read_only = backend, backend.name, backend.read_only
-        self._engine = backend.engine()
+        self._engine, self._closed = backend.engine(), False
         # Whoever forgets to close, as a store opened from a folder by a component has nobody to do it.
         self._dispose = weakref.finalize(self, self._engine.dispose)
         try:
             with _UPGRADING, self._errors(), backend.opening(self._engine):
                 self._upgrade()
+        except OSError as error:
+            self.close()
+            raise StoreError(
+                f"{self.name} cannot be opened: {error.strerror or error}. See that this process may open more files, and try again."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -89,12 +94,14 @@ class Database:
         wait: for another writer; if not, `StoreError` is raised at once where there is one.
         """
         if self.read_only:
-            raise StoreError(f"{self.name} was opened with read_only=True; nothing is written to it.")
+            raise ReadOnlyError(f"{self.name} was opened with read_only=True; nothing is written to it.")
         with self._errors(), self._engine.execution_options(**{WRITE: "wait" if wait else "now"}).begin() as connection:
             yield connection
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreError(f"{self.name} was closed. Open the store again.")
         try:
             yield
         except sa.exc.IntegrityError:
@@ -116,7 +123,8 @@ class Database:
         return self._backend.size(connection)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; whoever uses it afterwards is told."""
+        self._closed = True
         self._dispose()
 
 

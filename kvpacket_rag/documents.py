@@ -15,9 +15,10 @@ from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.building import Builder
 from kvpacket_rag.bundled import open_bundled
 from kvpacket_rag.chunking import Chunk, Document, chunk_tokens
-from kvpacket_rag.configuration import Configuration, StoreSettings
+from kvpacket_rag.configuration import Configuration
+from kvpacket_rag.display import store_html
 from kvpacket_rag.embedding import Embedder, Vectors, unit_vectors
-from kvpacket_rag.errors import InputError, NotFoundError
+from kvpacket_rag.errors import NotFoundError, check_count, check_kind, check_question
 from kvpacket_rag.events import Events, Hook, Searched
 from kvpacket_rag.exporting import ExportReport, export
 from kvpacket_rag.ingestion import check_sources, read_paths, vanished
@@ -32,9 +33,12 @@ from kvpacket_rag.remote import DEFAULT_CACHE_BYTES
 from kvpacket_rag.removing import remove_document
 from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
+from kvpacket_rag.store_settings import StoreSettings, name_of
 from kvpacket_rag.tally import AddReport, BuildProgress
 
 __all__ = ["DocumentStore"]
+
+Report = Callable[[BuildProgress], None]  # told how far a build is
 
 
 class DocumentStore:
@@ -76,9 +80,10 @@ class DocumentStore:
         Raises `NotFoundError` without a store to open, `MismatchError` if the store was made with something else
         than what is given, `DamagedError` if its database is damaged, `SignatureError`.
         """
+        check_kind(location, (str, Path), "The location of a store", "Give a folder, an address or a bundle.")
         given = {
-            "model": model if isinstance(model, str) else None if model is None else model.source,
-            "embedder": embedder if isinstance(embedder, str) or embedder is None else embedder.name,
+            "model": name_of(model, PacketModel),
+            "embedder": name_of(embedder, Embedder),
             "chunk_tokens": chunk_tokens,
             "anchor": None if anchor is None else str(anchor),
             "first_anchor": None if first_anchor is None else str(first_anchor),
@@ -101,6 +106,9 @@ class DocumentStore:
     def __repr__(self) -> str:
         info = self.info()
         return f"DocumentStore({self.location!r}, {info.documents} documents, {info.packets} packets, {self.settings.model})"
+
+    def _repr_html_(self) -> str:
+        return store_html(self.location, self.namespace, self.info())
 
     def __enter__(self) -> DocumentStore:
         return self
@@ -136,9 +144,7 @@ class DocumentStore:
     def _builder(self) -> Builder:
         return Builder(self._database, self._packets, self._configuration)
 
-    def add(
-        self, documents: Iterable[Document], *, progress: Callable[[BuildProgress], None] | None = None
-    ) -> AddReport:
+    def add(self, documents: Iterable[Document], *, progress: Report | None = None) -> AddReport:
         """Add documents, or replace those of the same id; each becomes visible at once and as a whole.
 
         Unchanged documents cost nothing; chunks of equal text share one packet. An interruption keeps what was
@@ -147,10 +153,8 @@ class DocumentStore:
         self._configuration.prepare()
         return self._builder().build(documents, progress)
 
-    def add_paths(
-        self, paths: Sequence[str | Path], *, progress: Callable[[BuildProgress], None] | None = None
-    ) -> AddReport:
-        """Add files, and all readable files below folders; ids are paths below the folder's parent.
+    def add_paths(self, paths: Sequence[str | Path] | str | Path, *, progress: Report | None = None) -> AddReport:
+        """Add a file or folder, or several, with all readable files below; ids are paths below the folder's parent.
 
         A file that was read before and now holds fewer documents (JSON lines) loses the others. Raises
         `DocumentError` for a path that does not exist and for a file named directly that cannot be read; files
@@ -188,8 +192,7 @@ class DocumentStore:
 
         filter: applied before the k nearest are taken. Raises `InputError` for k below 1 or an empty question.
         """
-        if not question.strip():
-            raise InputError("The question is empty; give a text of at least one character.")
+        check_question(question)
         return self.nearest(self.embed(question), k, filter=filter)
 
     def embed(self, question: str) -> Vectors:
@@ -198,8 +201,7 @@ class DocumentStore:
 
     def nearest(self, vector: Vectors, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
         """Like `search`, for a vector [dimension] of the store's embedder, of any length but zero."""
-        if k < 1:
-            raise InputError(f"k must be at least 1, got {k}.")
+        check_count(k, "k")
         began = time.perf_counter()
         found = self._retrieval.nearest(self._configuration.check_vector(unit_vectors(vector)), k, filter)
         self.events.emit(Searched(len(found), time.perf_counter() - began))

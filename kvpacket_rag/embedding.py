@@ -28,6 +28,7 @@ Vectors = NDArray[np.float32]
 """Float32 rows [n, dimension]."""
 
 
+@runtime_checkable
 class Embedder(Protocol):
     """Anything that turns texts into vectors of one length."""
 

@@ -11,9 +11,11 @@ KVPacketError
 │   ├── NotFoundError          no document, chunk or store of that name (also a KeyError)
 │   ├── MismatchError          made by another model, adapter, embedder or format; `.field`
 │   ├── DamagedError           a blob or database does not hold what was written
+│   ├── ReadOnlyError          a write to a store that is only read
 │   ├── SignatureError         a bundle is not signed, or not with the key asked for
 │   └── StorageFullError       the disk is full
-└── AdapterError               an adapter file that cannot be used here
+├── AdapterError               an adapter file that cannot be used here
+└── BusyError                  a server has as many requests waiting as it takes
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from types import ModuleType
 __all__ = [
     "AdapterError",
     "BudgetError",
+    "BusyError",
     "DamagedError",
     "DocumentError",
     "InputError",
@@ -32,10 +35,14 @@ __all__ = [
     "MissingDependencyError",
     "ModelLoadError",
     "NotFoundError",
+    "ReadOnlyError",
     "SignatureError",
     "StorageFullError",
     "StoreError",
     "UnsupportedModelError",
+    "check_count",
+    "check_kind",
+    "check_question",
     "check_text",
     "require",
 ]
@@ -100,6 +107,10 @@ class DamagedError(StoreError):
     """Stored bytes are not the bytes that were written."""
 
 
+class ReadOnlyError(StoreError):
+    """The store is only read, and something was to be written to it."""
+
+
 class SignatureError(StoreError):
     """A bundle is not signed, or not with the key that was asked for."""
 
@@ -112,6 +123,21 @@ class AdapterError(KVPacketError):
     """An adapter file is malformed or belongs to another model."""
 
 
+class BusyError(KVPacketError):
+    """A server has as many requests waiting as it takes."""
+
+
+def check_kind(value: object, kind: type | tuple[type, ...], what: str, do: str = "") -> None:
+    """Raise `InputError` if a value is of another kind. what: names it. do: what to give instead, as a sentence."""
+    if not isinstance(value, kind):
+        some = kind if isinstance(kind, tuple) else (kind,)
+        kinds = " or ".join("None" if one is type(None) else one.__name__ for one in some)
+        came = "None" if value is None else type(value).__name__
+        if came in kinds.split(" or "):  # a class of that name from another library
+            came = f"{type(value).__module__}.{came}"
+        raise InputError(f"{what} must be of the kind {kinds}, got {came}. {do}".rstrip())
+
+
 def check_text(text: str, what: str) -> None:
     """Raise `InputError` if a text holds half characters (lone surrogates), which no tokenizer or database takes."""
     try:
@@ -121,6 +147,21 @@ def check_text(text: str, what: str) -> None:
             f"{what} holds a half character (U+{ord(text[error.start]):04X} at {error.start}), which is no text. "
             "Decode it as UTF-8, or replace what cannot be decoded."
         ) from error
+
+
+def check_count(value: int, what: str) -> None:
+    """Raise `InputError` unless a value is a whole number of at least 1."""
+    check_kind(value, int, what)
+    if value < 1:
+        raise InputError(f"{what} must be at least 1, got {value}.")
+
+
+def check_question(question: str) -> None:
+    """Raise `InputError` unless it is a text that asks something."""
+    check_kind(question, str, "The question")
+    check_text(question, "The question")
+    if not question.strip():
+        raise InputError("The question is empty; give a text of at least one character.")
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -13,10 +13,21 @@ import torch
 from torch import Tensor
 
 from kvpacket_rag.assembly import SOFT_TOKEN, Context
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import InputError, check_kind
 from kvpacket_rag.model import ContextCache, PacketModel
 
 __all__ = ["GenerationConfig", "Piece", "TextStream", "choose", "configured", "generate", "generate_rows"]
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "max_new_tokens": (int,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "repetition_penalty": (int, float),
+    "stop": (str, list, tuple),
+    "seed": (int, type(None)),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,8 @@ class GenerationConfig:
     """Makes sampling repeatable."""
 
     def __post_init__(self) -> None:
+        for name, kind in KINDS.items():
+            check_kind(getattr(self, name), kind, name)
         checks = {
             "max_new_tokens must be at least 1": self.max_new_tokens >= 1,
             "temperature must be 0 or more": self.temperature >= 0,

@@ -18,7 +18,6 @@ from kvpacket_rag import codec
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.building import delete_document, raise_generation
 from kvpacket_rag.bundle import BundleReader, open_bundle
-from kvpacket_rag.configuration import StoreSettings, merge
 from kvpacket_rag.database import read_fact, write_fact
 from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, MismatchError, StoreError
 from kvpacket_rag.opening import Place, open_place
@@ -27,6 +26,7 @@ from kvpacket_rag.recipe import DEFAULT_NAMESPACE, read_adapter, write_adapter
 from kvpacket_rag.schema import chunks, documents
 from kvpacket_rag.signing import check_signature
 from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
+from kvpacket_rag.store_settings import StoreSettings, merge
 
 __all__ = [
     "CheckedBundle",

@@ -24,14 +24,14 @@ class ReadPaths:
     """Files found in folders that could not be read: (path, reason)."""
 
 
-def read_paths(paths: Sequence[str | Path]) -> ReadPaths:
+def read_paths(paths: Sequence[str | Path] | str | Path) -> ReadPaths:
     """Read files, and all readable files below folders.
 
     Raises `DocumentError` for a path that does not exist and for a file named directly that cannot be read.
     """
     documents: list[Document] = []
     failed: list[tuple[str, str]] = []
-    files = find_files([*paths])
+    files = find_files([paths] if isinstance(paths, str | Path) else [*paths])
     for file in files:
         try:
             documents += read_file(file)

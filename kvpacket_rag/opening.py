@@ -121,24 +121,11 @@ def _blobs(
     cache_bytes: int, location: str,
 ) -> Blobs:  # fmt: skip
     """Where packets lie: as recorded, else as given, which is then recorded, else in the folder."""
-    with database.reading() as connection:
-        recorded: str | None = read_fact(connection, BLOBS)
-    if given is not None and recorded is None:
-        given = given.rstrip("/")
-        found = blobs_at(given, namespace, options, cache_bytes)
-        with database.writing() as connection:
-            if connection.execute(sa.text("select 1 from packets limit 1")).first() is not None:
-                raise MismatchError(
-                    f"The store at {location} keeps its packets in its folder; {given} is given. Export it, and import it into a store made there.",
-                    field=BLOBS, expected=None, found=given,
-                )  # fmt: skip
-            write_fact(connection, BLOBS, given)
+    given = None if given is None else given.rstrip("/")
+    found = None if given is None else blobs_at(given, namespace, options, cache_bytes)  # refused before it is recorded
+    recorded = _recorded(database, given, location)
+    if found is not None:
         return found
-    if given is not None and given.rstrip("/") != recorded:
-        raise MismatchError(
-            f"The store at {location} keeps its packets at {recorded}; {given} is given. Leave it out, or export and import.",
-            field=BLOBS, expected=recorded, found=given,
-        )  # fmt: skip
     if recorded is not None:
         return blobs_at(recorded, namespace, options, cache_bytes)
     if folder is None:
@@ -146,3 +133,25 @@ def _blobs(
             f"A store at {location} needs a place for its packets: blobs='s3://bucket/prefix', or file:///folder for one machine."
         )
     return FolderBlobs(folder / PACKETS)
+
+
+def _recorded(database: Database, given: str | None, location: str) -> str | None:
+    """Read where packets lie, None for the folder; `given` is recorded if nothing is and there is no packet yet.
+
+    Raises `MismatchError` if they lie elsewhere than `given`.
+    """
+    with database.reading() as connection:
+        recorded: str | None = read_fact(connection, BLOBS)
+    if given is not None and recorded is None:
+        with database.writing() as connection:
+            recorded = read_fact(connection, BLOBS)  # another process may have come first
+            if recorded is None and connection.execute(sa.text("select 1 from packets limit 1")).first() is None:
+                write_fact(connection, BLOBS, given)
+                recorded = given
+    if given is not None and given != recorded:
+        raise MismatchError(
+            f"The store at {location} keeps its packets {'in its folder' if recorded is None else f'at {recorded}'}; {given} is given. "
+            "Leave it out, or export the store and import it into one made there.",
+            field=BLOBS, expected=recorded, found=given,
+        )  # fmt: skip
+    return recorded

@@ -10,11 +10,12 @@ import torch
 
 from kvpacket_rag.answer import Answer, AnswerStream, Timings, Usage
 from kvpacket_rag.assembly import Method, Need, Segment, fit
+from kvpacket_rag.comparison import Comparison
 from kvpacket_rag.documents import DocumentStore
-from kvpacket_rag.errors import InputError, NotFoundError
+from kvpacket_rag.errors import InputError, NotFoundError, check_kind
 from kvpacket_rag.generator import GenerationConfig, generate_rows
 from kvpacket_rag.model import PromptStyle
-from kvpacket_rag.reading import Answering, Reading, read, show, stopping, stream, tell
+from kvpacket_rag.reading import Answering, Block, Reading, blocks, read, show, stopping, stream, tell
 from kvpacket_rag.retrieval import Filter, Hit
 
 __all__ = ["RAG"]
@@ -31,6 +32,11 @@ class RAG:
     """Place the best-ranked chunk last, next to the question, where small models read best; else first."""
     style: PromptStyle = field(default_factory=PromptStyle)
     config: GenerationConfig = field(default_factory=GenerationConfig)
+
+    def __post_init__(self) -> None:
+        check_kind(self.store, DocumentStore, "The store of a RAG", "Open one with DocumentStore.open(...).")
+        check_kind(self.style, PromptStyle, "The style of a RAG")
+        check_kind(self.config, GenerationConfig, "The config of a RAG")
 
     def ask(
         self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
@@ -54,6 +60,7 @@ class RAG:
     ) -> AnswerStream[Answer]:  # fmt: skip
         """Like `ask`, but yields the text piece by piece. Errors are raised here, before the first piece."""
         config = config or self.config
+        check_kind(config, GenerationConfig, "The config of a question")
         hits, reading = self._prepare(question, k, method, filter, history, config)
         answering = read(self.store.model, reading, config.max_new_tokens)
         return stream(self.store.model, answering, config, lambda done: _answer(hits, done), self.store.events)
@@ -71,6 +78,8 @@ class RAG:
         A question's time to its first token includes the reading of the others. Raises what `ask` raises.
         """
         config = config or self.config
+        check_kind(config, GenerationConfig, "The config of a question")
+        check_kind(questions, (list, tuple), "The questions of a batch")
         model, bridge = self.store.model, self.store.model.adapter.bridge
         prepared = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
         if not prepared:
@@ -97,17 +106,39 @@ class RAG:
             tell(self.store.events, done)
         return [_answer(hits, done) for (hits, _), done in zip(prepared, answering, strict=True)]
 
-    def show_prompt(
-        self,
-        question: str,
-        *,
-        k: int | None = None,
-        filter: Filter | None = None,
+    def compare(
+        self, question: str, *, k: int | None = None, filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Answer with full prefill, then from packets, each as `ask` does, and set both side by side.
+
+        Both times include the search. Packets come from memory or disk; those not stored are built, which the answer
+        counts, and which the next comparison no longer needs. Model and embedder are loaded before, so that the first
+        answer does not pay for both. Raises what `ask` raises.
+        """
+        self.store.load()
+        methods: tuple[Method, Method] = ("full", "packet")
+        full, packet = (
+            self.ask(question, k=k, method=method, filter=filter, history=history, config=config) for method in methods
+        )
+        return Comparison(question, packet, full)
+
+    def prompt(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
         history: Sequence[Mapping[str, str]] = (),
-    ) -> str:
+    ) -> tuple[Block, ...]:  # fmt: skip
+        """What the model would see, in pieces that end at the borders of packets; packets that are not stored are built.
+
+        Raises what `ask` raises.
+        """
+        _, reading = self._prepare(question, k, method, filter, history, self.config)
+        return blocks(self.store.model, reading)
+
+    def show_prompt(
+        self, question: str, *, k: int | None = None, filter: Filter | None = None, history: Sequence[Mapping[str, str]] = (),
+    ) -> str:  # fmt: skip
         """What the model would see, with special tokens, and with the borders of packets marked."""
-        _, reading = self._prepare(question, k, "packet", filter, history, self.config)
-        return show(self.store.model, reading)
+        return show(self.prompt(question, k=k, filter=filter, history=history))
 
     # -- steps ----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from kvpacket_rag.generator import GenerationConfig, Piece, generate
 from kvpacket_rag.model import ContextCache, PacketModel
 from kvpacket_rag.packet import Packet
 
-__all__ = ["Answering", "Reading", "read", "show", "stopping", "stream", "tell"]
+__all__ = ["Answering", "Block", "Reading", "blocks", "read", "show", "stopping", "stream", "tell"]
 
 A = TypeVar("A")
 
@@ -52,6 +52,23 @@ class Reading:
         """Slots of the whole prompt, the adapter's bridge left out."""
         between = (s.length if isinstance(s, Packet) else len(s) for s in self.segments)
         return len(self.prefix) + sum(between) + len(self.tail)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of what the model sees, with where its states come from."""
+
+    kind: Literal["prefix", "packet", "text", "question"]
+    """What stands before the documents, a packet, text that is in none, or what stands behind the documents."""
+    text: str
+    """With special tokens."""
+    tokens: int
+    """Slots in the context: of a packet, those of the adapter's header and trailer too; the adapter's bridge is not counted."""
+    reused: bool
+    """Whether its states are not computed for this question: those of packets, and of the prefix, which is computed once
+    and kept. With method "full" nothing is."""
+    chunk: Chunk | None = None
+    """The chunk whose packet or text it is."""
 
 
 @dataclass(eq=False)
@@ -138,22 +155,33 @@ def tell(events: Events, answering: Answering) -> None:
     events.emit(Answered(answering.reading.method, usage, timings))
 
 
-def show(model: PacketModel, reading: Reading) -> str:
-    """What the model would see, with special tokens, and with the borders of packets marked."""
+def blocks(model: PacketModel, reading: Reading) -> tuple[Block, ...]:
+    """Divide what the model would see at the borders of packets: prefix, packets and texts in order, question."""
+    kept = reading.method == "packet"
     chunks = iter(reading.chunks)
+    # With full prefill nothing tells the text of a chunk from text between chunks, unless there is none between.
+    known = not kept and len(reading.segments) == len(reading.chunks)
 
-    def block(segment: Segment) -> str:
-        if not isinstance(segment, Packet):
-            return f"[text · {len(segment)} tokens]\n{model.text.decode(segment, skip_special=False)}"
-        chunk = next(chunks)
-        text = model.text.decode(segment.token_ids, skip_special=False)
-        return f"[packet {chunk.id} · {chunk.document} · {segment.length} tokens]\n{text}"
+    def decode(ids: Sequence[int]) -> str:
+        return model.text.decode(ids, skip_special=False)
 
-    prefix, tail = (model.text.decode(ids, skip_special=False) for ids in (reading.prefix, reading.tail))
-    return "\n".join(
-        [
-            f"[prefix · {len(reading.prefix)} tokens]\n{prefix}",
-            *map(block, reading.segments),
-            f"[question · {len(reading.tail)} tokens]\n{tail}",
-        ]
+    def block(segment: Segment) -> Block:
+        if isinstance(segment, Packet):
+            return Block("packet", decode(segment.token_ids), segment.length, kept, next(chunks))
+        return Block("text", decode(segment), len(segment), False, next(chunks) if known else None)
+
+    return (
+        Block("prefix", decode(reading.prefix), len(reading.prefix), kept),
+        *map(block, reading.segments),
+        Block("question", decode(reading.tail), len(reading.tail), False),
     )
+
+
+def show(prompt: Sequence[Block]) -> str:
+    """Write a prompt down, with the borders of packets marked."""
+
+    def marked(block: Block) -> str:
+        of = f" {block.chunk.id} · {block.chunk.document}" if block.kind == "packet" and block.chunk else ""
+        return f"[{block.kind}{of} · {block.tokens} tokens]\n{block.text}"
+
+    return "\n".join(map(marked, prompt))

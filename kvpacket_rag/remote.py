@@ -29,8 +29,10 @@ def blobs_at(url: str, below: str, options: Mapping[str, Any] | None, cache_byte
     Raises `InputError` for a URL that fsspec does not know, `MissingDependencyError` if its package is not installed.
     """
     fsspec = require("fsspec", extra="s3", purpose=f"Packets at {url}")
+    # Other processes change what lies there, and credentials may be others than when a store was opened before.
+    uncached = {"use_listings_cache": False, "skip_instance_cache": True}
     try:
-        filesystem, root = fsspec.core.url_to_fs(url, **{**(options or {}), "use_listings_cache": False})
+        filesystem, root = fsspec.core.url_to_fs(url, **{**(options or {}), **uncached})
     except ImportError as error:
         raise MissingDependencyError(
             f"Packets at {url} need a package that is not installed: {error}. For S3: pip install 'kvpacket-rag[s3]'"

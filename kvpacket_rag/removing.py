@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from kvpacket_rag.building import delete_document, raise_generation
 from kvpacket_rag.database import Database
-from kvpacket_rag.errors import NotFoundError
+from kvpacket_rag.errors import NotFoundError, check_kind
 from kvpacket_rag.events import DocumentRemoved
 from kvpacket_rag.inspection import hint
 from kvpacket_rag.schema import documents
@@ -20,6 +20,7 @@ def remove_document(database: Database, store: PacketStore, document_id: str, lo
 
     Raises `NotFoundError` if there is none of that id.
     """
+    check_kind(document_id, str, "The id of a document")
     with database.writing() as connection:
         row = connection.execute(sa.select(documents.c.id).where(documents.c.name == document_id)).scalar()
         if row is None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from kvpacket_rag.chunking import Chunk
 from kvpacket_rag.database import Database, parts, read_fact
 from kvpacket_rag.embedding import Vectors
+from kvpacket_rag.errors import check_kind
 from kvpacket_rag.finding import SHORTEST, TextFinder
 from kvpacket_rag.index import VectorIndex
 from kvpacket_rag.schema import chunks, documents
@@ -130,6 +131,10 @@ class Retrieval:
 
     def nearest(self, vector: Vectors, k: int, filter: Filter | None) -> list[Hit]:
         """Find the k chunks nearest a unit vector among those that pass the filter, best first."""
+        if filter is not None and not callable(filter):
+            check_kind(
+                filter, Mapping, "A filter", 'Give metadata such as {"lang": "en"}, or a function of the metadata.'
+            )
         index = self._index.fresh(lambda: VectorIndex(len(vector)))
         among = None if filter is None else self._matching(filter)
         found = [neighbour.id for neighbour in index.search(vector, k + SPARE, among=among)]

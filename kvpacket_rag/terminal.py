@@ -114,10 +114,8 @@ def print_answer(answer: Answer) -> None:
         f"first token after {times.first_token:.2f} s (search {times.search:.2f}, load {times.load:.2f}, "
         f"assemble {times.assemble:.2f}, question {times.question:.2f}); {usage.answer_tokens} tokens in {times.total:.2f} s."
     )
-    if usage.packets_built:
-        out.print(f"{usage.packets_built} packets were not stored and had to be built.")
-    if usage.dropped:
-        out.print(f"{len(usage.dropped)} chunks did not fit the model's window and were left out.")
+    for note in usage.notes:
+        out.print(note)
 
 
 def print_verification(report: VerifyReport) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests run side by side, one a core: more threads in each, children included, only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -356,3 +358,15 @@ def test_a_store_of_objects_that_fails_is_an_error_of_ours(remote, monkeypatch):
     monkeypatch.undo()
     assert remote.verify().clean
     assert len(remote.documents()) == 4
+
+
+def test_several_may_make_a_store_at_the_same_moment(place, llama):
+    ready = threading.Barrier(6)
+
+    def make(_):
+        ready.wait()
+        with DocumentStore.open(**place, model=llama, embedder=HashEmbedder()) as store:
+            return store.documents()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(make, range(6))) == [[]] * 6

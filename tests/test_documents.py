@@ -397,9 +397,9 @@ def test_an_interrupted_build_keeps_what_was_committed_and_leaves_nothing_else(o
     assert store.add(handbook()).added == 2
 
 
-@pytest.mark.parametrize("text", ["", "   \n", 3])
-def test_a_document_without_text_is_refused(text):
-    with pytest.raises(InputError, match="has no text"):
+@pytest.mark.parametrize(("text", "words"), [("", "has no text"), ("   \n", "has no text"), (3, "kind str, got int")])
+def test_a_document_without_text_is_refused(text, words):
+    with pytest.raises(InputError, match=words):
         Document(text, id="x")
 
 

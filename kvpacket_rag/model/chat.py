@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvpacket_rag.errors import InputError, ModelLoadError, check_text
+from kvpacket_rag.errors import InputError, ModelLoadError, check_kind, check_question
 
 __all__ = ["SEPARATOR", "Prompt", "PromptStyle", "TextCodec"]
 
@@ -228,13 +228,12 @@ class TextCodec:
         Raises `InputError` for an empty question or an unknown role.
         """
         style = style or PromptStyle()
-        if not question.strip():
-            raise InputError("The question is empty; give a text of at least one character.")
-        check_text(question, "The question")
+        check_question(question)
         turns: list[tuple[str, Sequence[str | None]]] = []
         if style.system.strip():
             turns.append(("system", [style.system.strip()]))
         for turn in history:
+            check_kind(turn, Mapping, "A history turn", 'Give {"role": "user", "content": "..."}.')
             role, content = turn.get("role"), turn.get("content")
             if role not in ROLES or not isinstance(content, str):
                 raise InputError(

@@ -24,7 +24,7 @@ from kvpacket_rag.model.forward import Forward
 from kvpacket_rag.model.layout import position_limit, prove_layout, refuse_by_config
 from kvpacket_rag.model.loading import load
 from kvpacket_rag.model.memory import ContextMemory
-from kvpacket_rag.model.size import ModelSize, model_size
+from kvpacket_rag.model.size import ModelSize, describe, model_size
 from kvpacket_rag.packet import Fingerprint, GroupStates, Packet, StateLayout, canonical, check_chunks, short_hash
 from kvpacket_rag.shipped import shipped_adapter
 
@@ -119,7 +119,7 @@ class PacketModel:
         return other
 
     def __repr__(self) -> str:
-        return f"PacketModel({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {self.device}, {self.max_positions} positions)"
+        return describe(self.name, self.layout, self.dtype, self.device, self.max_positions, self.adapter)
 
     @property
     def device(self) -> torch.device:

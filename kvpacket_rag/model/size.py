@@ -1,11 +1,17 @@
-"""How much a model computes: what a count of floating-point operations needs to know."""
+"""How large a model is: what a count of floating-point operations needs to know, and the model in one line."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelSize", "model_size"]
+import torch
+
+from kvpacket_rag.adapter import PARTS, Adapter
+from kvpacket_rag.packet import StateLayout
+
+__all__ = ["ModelSize", "describe", "model_size"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,15 @@ def model_size(hf_model: Any) -> ModelSize:
 def _ends(hf_model: Any) -> list[Any]:
     ends = (hf_model.get_input_embeddings(), hf_model.get_output_embeddings())
     return [module for module in ends if module is not None]
+
+
+def describe(
+    name: str, layout: StateLayout, dtype: torch.dtype, device: torch.device, positions: int, adapter: Adapter
+) -> str:
+    """Say in one line what a model is, and how many bytes the states of a token take in the format it computes in."""
+    numbers = sum(len(g.layers) * (math.prod(g.key_shape) + math.prod(g.value_shape)) for g in layout.groups)
+    parts = [f"{part} {len(getattr(adapter, part))}" for part in PARTS if len(getattr(adapter, part))]
+    return (
+        f"PacketModel({name!r}, {layout.n_layers} layers, {str(dtype).removeprefix('torch.')} on {device}, {positions} positions, "
+        f"{numbers * dtype.itemsize / 1024:.1f} KiB per token, {'adapter of ' + ', '.join(parts) if parts else 'no adapter'})"
+    )
