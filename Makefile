@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+# Nothing is compiled beforehand: most of what comes along is never imported, and that takes longer than unpacking.
+PIP_FLAGS := --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test check extras format docs bench clean
 

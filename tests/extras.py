@@ -13,7 +13,16 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", "-c", str(ROOT / "constraints.txt")]
+PIP = [
+    "-m",
+    "pip",
+    "--quiet",
+    "--disable-pip-version-check",
+    "install",
+    "--no-compile",
+    "-c",
+    str(ROOT / "constraints.txt"),
+]
 ALONE = """
 import importlib.resources, importlib.metadata, kvpacket_rag
 from kvpacket_rag.errors import MissingDependencyError, require

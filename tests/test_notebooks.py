@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, every cell twice in a row, as people run them."""
+"""The notebooks run from their first cell to their last; the first steps with every cell twice in a row, as people run them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .watching import EXAMPLES
 pytestmark = pytest.mark.timeout(900)  # with a real model, on one core that others use too
 
 
-def run_twice(name: str, folder: Path) -> tuple[list[Any], str]:
-    """Run a notebook with every code cell doubled; returns its cells as they were run and all they printed."""
+def run(name: str, folder: Path, times: int) -> tuple[list[Any], str]:
+    """Run a notebook, every code cell so many times in a row; returns its cells as they were run and all they printed."""
     shutil.copytree(EXAMPLES / "corpus", folder / "corpus")
     notebook = nbformat.read(EXAMPLES / name, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    notebook.cells = [nbformat.v4.new_code_cell(cell.source) for cell in cells for _ in range(2)]
+    notebook.cells = [nbformat.v4.new_code_cell(cell.source) for cell in cells for _ in range(times)]
     nbformat.write(notebook, folder / name)
     _, printed = run_notebook(folder / name, folder)
     return nbformat.read(folder / "executed.ipynb", as_version=4).cells, printed
@@ -35,7 +35,7 @@ def shown(cells: list[Any]) -> list[str]:
 
 
 def test_the_first_steps_run_and_running_a_cell_again_changes_nothing(tmp_path: Path):
-    cells, printed = run_twice("first_steps.ipynb", tmp_path)
+    cells, printed = run("first_steps.ipynb", tmp_path, 2)
     reports = re.findall(r"(\d+) added, (\d+) unchanged, (\d+) packets built", printed)
     (added, unchanged, built), *others = [tuple(map(int, report)) for report in reports]
     assert (added, unchanged) == (2, 0)
@@ -56,16 +56,14 @@ def test_the_first_steps_run_and_running_a_cell_again_changes_nothing(tmp_path: 
     assert "Traceback" not in html + printed
 
 
-def test_an_adapter_is_trained_and_judged_and_a_finished_run_is_not_repeated(tmp_path: Path):
-    cells, printed = run_twice("train_adapter.ipynb", tmp_path)
-    assert printed.count("8 questions, 4 steps") == 2
+def test_an_adapter_is_trained_and_judged(tmp_path: Path):
+    cells, printed = run("train_adapter.ipynb", tmp_path, 1)
+    assert "8 questions, 4 steps" in printed
     judged = re.findall(r"held out, parts: before (0\.\d{4}), after (0\.\d{4}), accepted: (True|False)", printed)
-    assert len(judged) == 2
-    assert judged[0] == judged[1], "the second time nothing was learned"
-    before, after, accepted = judged[0]
+    ((before, after, accepted),) = judged
     assert (float(after) < float(before)) == (accepted == "True")
-    assert printed.count("What does the magnesium anode cost?\nWith full prefill:") == (4 if accepted == "True" else 2)
-    assert printed.count("Not accepted") == (0 if accepted == "True" else 2)
+    assert printed.count("What does the magnesium anode cost?\nWith full prefill:") == (2 if accepted == "True" else 1)
+    assert printed.count("Not accepted") == (0 if accepted == "True" else 1)
     assert (tmp_path / "notebook-kb" / "parts" / "parts.safetensors").exists() == (accepted == "True")
     assert "Training 4 of 4" in "".join(shown(cells))
 

@@ -340,6 +340,8 @@ def test_pages_of_other_sites_are_kept_out_unless_they_are_named(rag):
         assert from_elsewhere.status_code == 403
         renamed = httpx.get(f"{address}/v1/documents", headers={"host": "evil.example"})
         assert renamed.status_code == 403
+        for broken in ({"host": "["}, {"origin": "null"}, {"origin": "http://["}):
+            assert httpx.get(f"{address}/v1/documents", headers=broken).status_code == 403
         friend = httpx.get(f"{address}/v1/documents", headers={"origin": "http://friend.example"})
         assert friend.headers["access-control-allow-origin"] == "http://friend.example"
         may = httpx.options(

@@ -81,9 +81,9 @@ class Guard:
 
     def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts is not None and urlsplit(f"//{host}").hostname not in self._hosts:
+        if self._hosts is not None and _named(host) not in self._hosts:
             return _refuse(403, f"This server is not addressed as {host!r}; use one of {', '.join(self._hosts)}.", "wrong_host")  # fmt: skip
-        if origin is not None and urlsplit(origin).netloc != host and origin.rstrip("/") not in self._origins:
+        if origin is not None and origin.partition("://")[2] != host and origin.rstrip("/") not in self._origins:
             return _refuse(403, f"Pages of {origin} may not use this server. Start it with --allow-origin {origin}.", "wrong_origin")  # fmt: skip
         if self._key is not None and path not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -110,6 +110,14 @@ class Guard:
             return message
 
         return counting
+
+
+def _named(host: str) -> str | None:
+    """The name in a Host header, without the port; None for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def _refuse(status: int, message: str, code: str) -> JSONResponse:
