@@ -1,4 +1,4 @@
-"""Adds, changes, removes and exports documents until it is killed. Its own module, so that the fork server imports it once."""
+"""Adds, changes, removes, exports and takes in documents until it is killed. Its own module, so that the fork server imports it once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from kvpacket_rag.chunking import Document
 from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.importing import import_bundle
 
 from .conftest import HashEmbedder, tiny_model
 
@@ -22,6 +23,11 @@ def open_at(folder: str) -> DocumentStore:
     return DocumentStore.open(
         folder, model=MODEL, embedder=HashEmbedder(), chunk_tokens=60, storage="float32", first_anchor="passages"
     )
+
+
+def take_in(bundle: str, folder: str, started) -> None:
+    started.set()
+    import_bundle(bundle, folder)
 
 
 def run(folder: str, started) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import multiprocessing
 import random
 import struct
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -22,6 +22,7 @@ from kvpacket_rag.importing import import_bundle
 from kvpacket_rag.rag import RAG
 from kvpacket_rag.store import PacketStore
 
+from . import crash_child
 from .conftest import blob_bytes, handbook, tiny_model
 
 START = b"%b%04d" % (MAGIC, FORMAT)
@@ -332,22 +333,21 @@ def test_garbage_collection_while_a_bundle_is_taken_in_costs_another_try(
     assert shown(open_store("other")) == shown(store)
 
 
-KILLED = """
-import sys, os, signal, threading, time
-from kvpacket_rag.importing import import_bundle
-threading.Thread(target=lambda: (time.sleep(float(sys.argv[3])), os.kill(os.getpid(), signal.SIGKILL)), daemon=True).start()
-import_bundle(sys.argv[1], sys.argv[2])
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_a_killed_import_leaves_the_store_as_it_was_or_whole(store, bundle, open_store, tmp_path):
     other = open_store("other")
     other.add(handbook()[:1])
     states = [shown(other), None]
     import_bundle(bundle, tmp_path / "whole")
-    for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5):
-        subprocess.run([sys.executable, "-c", KILLED, str(bundle), str(other.folder), str(delay)], check=False)
+    context = multiprocessing.get_context("forkserver")
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3):
+        started = context.Event()
+        child = context.Process(target=crash_child.take_in, args=(str(bundle), str(other.folder), started))
+        child.start()
+        assert started.wait(60)
+        child.join(delay)
+        child.kill()
+        child.join()
         assert other.info().documents in (1, len(store.documents()))
         other.collect_garbage()
         assert other.verify().clean

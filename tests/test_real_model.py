@@ -226,7 +226,9 @@ def test_an_interrupted_add_keeps_what_was_committed_and_goes_on(tmp_path):
     # Where the tests run in the background, interrupts are ignored, and a child would ignore them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     adding = subprocess.Popen(
-        [sys.executable, "-m", "kvpacket_rag", "add", str(kb), str(corpus)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "kvpacket_rag", "add", str(kb), str(corpus), "--chunk-tokens", "64"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     for _ in range(900):  # a machine that does much else at the time needs minutes to load the model
         time.sleep(0.3)
