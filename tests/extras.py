@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     call(base, "-m", "kvpacket_rag", "--version")
     for extra, works in EXTRAS.items():
         own = folder / extra
-        venv.create(own, with_pip=True)
+        venv.create(own)  # with the pip of the first
         (packages(own) / "alone.pth").write_text(f"{packages(base)}\n", encoding="utf-8")
         call(own, *PIP, f"{wheel}[{extra}]")
         call(own, "-c", works)
