@@ -43,10 +43,9 @@ def build(kb: DocumentStore, corpus: Path) -> None:
 def row(answer: Answer) -> list[str]:
     """Cells of one method in the table."""
     usage = answer.usage
-    reused = usage.packet_tokens + usage.prefix_tokens
     return [
         answer.method,
-        f"{reused:,}",
+        f"{usage.reused:,}",
         f"{usage.computed_tokens:,}",
         f"{answer.timings.first_token:.2f} s",
     ]

@@ -36,6 +36,11 @@ class Usage:
     """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
 
     @property
+    def reused(self) -> int:
+        """Tokens of the prompt whose states were there before the question."""
+        return self.packet_tokens + self.prefix_tokens
+
+    @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """Tokens of the prompt, by where their states came from."""
         return (

@@ -7,7 +7,7 @@ served. An interruption keeps what was committed and leaves nothing else behind.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from kvpacket_rag.schema import chunks as chunk_table
 from kvpacket_rag.schema import documents as document_table
 from kvpacket_rag.schema import packets as packet_table
 from kvpacket_rag.store import BlobsLostError, PacketStore, WrittenBlob
-from kvpacket_rag.tally import AddReport, BuildProgress, Tally
+from kvpacket_rag.tally import AddReport, Tally, Told
 
 __all__ = ["Builder", "delete_document", "raise_generation"]
 
@@ -62,9 +62,7 @@ class Builder:
         self._database, self._store, self._configuration = database, store, configuration
         self._recipe = configuration.recipe(1)
 
-    def build(
-        self, documents: Iterable[Document], progress: Callable[[BuildProgress], None] | None = None
-    ) -> AddReport:
+    def build(self, documents: Iterable[Document], progress: Told | None = None) -> AddReport:
         """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
         check_kind(documents, Iterable, "Documents", "Give a list of them, also for one.")
         tally = Tally(len(documents) if isinstance(documents, Sequence) else None)
@@ -96,7 +94,7 @@ class Builder:
         with self._database.reading() as connection:
             return connection.execute(sa.select(document_table.c.content).where(document_table.c.name == name)).scalar()
 
-    def _build_window(self, planned: list[_Planned], tally: Tally, report: Callable[[BuildProgress], None]) -> None:
+    def _build_window(self, planned: list[_Planned], tally: Tally, report: Told) -> None:
         chunks = list({chunk.content: chunk for plan in planned for chunk in plan.chunks}.values())
         missing = self._missing(chunks)
         own = [plan.chunks for plan in planned if plan.document.vector is None]

@@ -34,11 +34,9 @@ from kvpacket_rag.removing import remove_document
 from kvpacket_rag.retrieval import Filter, Found, Hit, Retrieval
 from kvpacket_rag.store import DEFAULT_RAM_BYTES, PacketStore
 from kvpacket_rag.store_settings import StoreSettings, name_of
-from kvpacket_rag.tally import AddReport, BuildProgress
+from kvpacket_rag.tally import AddReport, Told
 
 __all__ = ["DocumentStore"]
-
-Report = Callable[[BuildProgress], None]  # told how far a build is
 
 
 class DocumentStore:
@@ -144,7 +142,7 @@ class DocumentStore:
     def _builder(self) -> Builder:
         return Builder(self._database, self._packets, self._configuration)
 
-    def add(self, documents: Iterable[Document], *, progress: Report | None = None) -> AddReport:
+    def add(self, documents: Iterable[Document], *, progress: Told | None = None) -> AddReport:
         """Add documents, or replace those of the same id; each becomes visible at once and as a whole.
 
         Unchanged documents cost nothing; chunks of equal text share one packet. An interruption keeps what was
@@ -153,7 +151,7 @@ class DocumentStore:
         self._configuration.prepare()
         return self._builder().build(documents, progress)
 
-    def add_paths(self, paths: Sequence[str | Path] | str | Path, *, progress: Report | None = None) -> AddReport:
+    def add_paths(self, paths: Sequence[str | Path] | str | Path, *, progress: Told | None = None) -> AddReport:
         """Add a file or folder, or several, with all readable files below; ids are paths below the folder's parent.
 
         A file that was read before and now holds fewer documents (JSON lines) loses the others. Raises

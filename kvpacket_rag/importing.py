@@ -80,7 +80,7 @@ def import_bundle(
     with open_bundle(Path(bundle)):  # what is no bundle makes no folder
         pass
     place = open_place(location, namespace=namespace, blobs=blobs)
-    with contextlib.closing(place.database):
+    with contextlib.closing(place):
         return take_in(place, PacketStore(place.database, place.blobs), Path(bundle), progress, verify=verify)
 
 

@@ -59,8 +59,7 @@ class RAG:
         history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
     ) -> AnswerStream[Answer]:  # fmt: skip
         """Like `ask`, but yields the text piece by piece. Errors are raised here, before the first piece."""
-        config = config or self.config
-        check_kind(config, GenerationConfig, "The config of a question")
+        config = self._config(config)
         hits, reading = self._prepare(question, k, method, filter, history, config)
         answering = read(self.store.model, reading, config.max_new_tokens)
         return stream(self.store.model, answering, config, lambda done: _answer(hits, done), self.store.events)
@@ -77,8 +76,7 @@ class RAG:
 
         A question's time to its first token includes the reading of the others. Raises what `ask` raises.
         """
-        config = config or self.config
-        check_kind(config, GenerationConfig, "The config of a question")
+        config = self._config(config)
         check_kind(questions, (list, tuple), "The questions of a batch")
         model, bridge = self.store.model, self.store.model.adapter.bridge
         prepared = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
@@ -141,6 +139,12 @@ class RAG:
         return show(self.prompt(question, k=k, filter=filter, history=history))
 
     # -- steps ----------------------------------------------------------------------------------------------
+
+    def _config(self, given: GenerationConfig | None) -> GenerationConfig:
+        """The settings of a question."""
+        config = given or self.config
+        check_kind(config, GenerationConfig, "The config of a question")
+        return config
 
     def _prepare(
         self,

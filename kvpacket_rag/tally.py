@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-__all__ = ["AddReport", "BuildProgress", "Tally"]
+__all__ = ["AddReport", "BuildProgress", "Tally", "Told"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class BuildProgress:
     """Their tokens."""
     seconds: float
     """Time spent so far."""
+
+
+Told = Callable[[BuildProgress], None]
+"""Who is told how far a build is."""
 
 
 @dataclass(frozen=True)

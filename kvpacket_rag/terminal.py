@@ -108,9 +108,8 @@ def print_answer(answer: Answer) -> None:
             f"  [{number}] {hit.chunk.document}  (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})",
             markup=False,
         )
-    reused = usage.packet_tokens + usage.prefix_tokens
     out.print(
-        f"\n{reused} tokens reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
+        f"\n{usage.reused} tokens reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
         f"first token after {times.first_token:.2f} s (search {times.search:.2f}, load {times.load:.2f}, "
         f"assemble {times.assemble:.2f}, question {times.question:.2f}); {usage.answer_tokens} tokens in {times.total:.2f} s."
     )

@@ -157,7 +157,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
 
 def _usage(reply: Reply) -> UsageMetadata:
     usage = reply.usage
-    prompt = usage.packet_tokens + usage.prefix_tokens + usage.computed_tokens
+    prompt = usage.reused + usage.computed_tokens
     return UsageMetadata(
         input_tokens=prompt,
         output_tokens=usage.answer_tokens,

@@ -55,7 +55,7 @@ def measure_care(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _open(folder, model, chunk_tokens) as store:
         store.add(_documents(count), progress=None if progress is None else lambda state: progress(state.chunks, count))
         numbers = iter(range(repeats + 1))
-        files = [Path(folder) / "packets" / file for file in _files(store)]
+        files = sorted((Path(folder) / "packets").rglob("*.safetensors"))
         seconds = interleaved(
             {
                 "open": Way(lambda: _count(folder, model, chunk_tokens)),
@@ -83,11 +83,6 @@ def _open(folder: str, model: PacketModel, chunk_tokens: int) -> DocumentStore:
 def _count(folder: str, model: PacketModel, chunk_tokens: int) -> None:
     with _open(folder, model, chunk_tokens) as store:
         store.info()
-
-
-def _files(store: DocumentStore) -> Iterator[str]:
-    root = store.folder or Path()
-    return (path.relative_to(root / "packets").as_posix() for path in sorted((root / "packets").rglob("*.safetensors")))
 
 
 def _documents(count: int) -> Iterator[Document]:

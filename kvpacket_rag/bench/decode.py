@@ -9,7 +9,7 @@ from kvpacket_rag.bench.environment import machine
 from kvpacket_rag.bench.material import CHUNK_TOKENS, fitting, left_out, random_chunks
 from kvpacket_rag.bench.report import Column, Picture, Report, Table, Value
 from kvpacket_rag.bench.timing import Progress, Spread, Way, interleaved, ratio
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import check_count
 from kvpacket_rag.generator import GenerationConfig, TextStream, choose
 from kvpacket_rag.model import ContextCache, PacketModel
 from kvpacket_rag.model.reference import Reference
@@ -28,8 +28,7 @@ def measure_decode(
     model: PacketModel, lengths: Sequence[int], *, tokens: int = 32, repeats: int = 5, progress: Progress | None = None
 ) -> Report:
     """Measure greedy decoding of `tokens` tokens at several context lengths."""
-    if tokens < 1:
-        raise InputError(f"tokens must be at least 1, got {tokens}.")
+    check_count(tokens, "tokens")
     wanted, skipped = fitting(model, list(lengths))
     rows: list[dict[str, Value]] = []
     for number, length in enumerate(wanted):

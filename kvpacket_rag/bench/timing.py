@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvpacket_rag.errors import InputError
+from kvpacket_rag.errors import check_count
 
 __all__ = ["Progress", "Spread", "Way", "interleaved", "ratio"]
 
@@ -51,8 +51,7 @@ def interleaved(
     In each round they take another order. synchronize: waits for a device, so that the clock tells the truth. Raises
     `InputError` for repeats below 1.
     """
-    if repeats < 1:
-        raise InputError(f"repeats must be at least 1, got {repeats}.")
+    check_count(repeats, "repeats")
     names, draw = list(ways), random.Random(0)  # noqa: S311 - orders that can be repeated
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-1, repeats):

@@ -20,7 +20,7 @@ from kvpacket_rag.generator import GenerationConfig
 from kvpacket_rag.rag import RAG
 from kvpacket_rag.serve.failures import describe
 from kvpacket_rag.serve.gate import Gate
-from kvpacket_rag.serve.wire import ChatRequest, Conversation, completion, event, piece
+from kvpacket_rag.serve.wire import ChatRequest, Conversation, check_model, completion, event, piece
 from kvpacket_rag.threads import steps_in_thread
 
 __all__ = ["chat_routes", "model_name"]
@@ -52,17 +52,18 @@ async def _answering(
 def chat_routes(rag: RAG, gate: Gate) -> APIRouter:
     """Make the routes that answer questions."""
     router, model = APIRouter(), model_name(rag)
+    about = {"id": model, "object": "model", "created": 0, "owned_by": "kvpacket"}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the one model, that of the knowledge base."""
-        return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "kvpacket"}]}
+        return {"object": "list", "data": [about]}
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def one(name: str) -> dict[str, Any]:
         """Say that there is this model."""
-        ChatRequest.model_validate({"messages": [{"role": "user", "content": "?"}], "model": name}).check(model)
-        return {"id": model, "object": "model", "created": 0, "owned_by": "kvpacket"}
+        check_model(name, model)
+        return about
 
     @router.post("/v1/chat/completions", response_model=None)
     async def complete(request: Request, wanted: ChatRequest) -> Response:
@@ -117,11 +118,9 @@ def _events(
                 yield event(piece(*heading, stream.answer))
                 async for text in steps:
                     yield event(piece(*heading, stream.answer, text=text))
-            except KVPacketError as error:
-                yield event(describe(error)[1])
-                return
-            except Exception as error:  # the status is sent: what is left is to say so, and to keep the server's log
-                logger.exception("An answer broke off.")
+            except Exception as error:  # the status is sent: what is left is to say so
+                if not isinstance(error, KVPacketError):
+                    logger.exception("An answer broke off.")
                 yield event(describe(error)[1])
                 return
             yield event(piece(*heading, stream.answer, ended=config))

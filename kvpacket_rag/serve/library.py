@@ -20,11 +20,9 @@ from kvpacket_rag.readers import SUFFIXES, SourceFile, read_file
 from kvpacket_rag.serve.failures import describe
 from kvpacket_rag.serve.gate import Gate
 from kvpacket_rag.serve.wire import event
-from kvpacket_rag.tally import AddReport, BuildProgress
+from kvpacket_rag.tally import AddReport, BuildProgress, Told
 
 __all__ = ["library_routes"]
-
-Progress = Callable[[BuildProgress], None]
 
 
 class GivenDocument(BaseModel):
@@ -102,7 +100,7 @@ def _read(upload: UploadFile) -> list[Document]:
     ]
 
 
-def _replace(store: DocumentStore, documents: list[Document], progress: Progress) -> AddReport:
+def _replace(store: DocumentStore, documents: list[Document], progress: Told) -> AddReport:
     """Add the documents of files, and remove those that earlier files of the same names held besides."""
     report = store.add(documents, progress=progress)
     sources, names = {document.source for document in documents}, {document.id for document in documents}
@@ -110,7 +108,7 @@ def _replace(store: DocumentStore, documents: list[Document], progress: Progress
     return report
 
 
-async def _adding(work: Callable[[Progress], AddReport], gate: Gate, stream: bool) -> Response:
+async def _adding(work: Callable[[Told], AddReport], gate: Gate, stream: bool) -> Response:
     """Add, one request at a time; tell how far it is, if that was asked for."""
     if stream:
         return StreamingResponse(
@@ -125,7 +123,7 @@ def _done(report: AddReport) -> dict[str, Any]:
     return {"object": "documents.added", **asdict(report)}
 
 
-async def _progress(work: Callable[[Progress], AddReport], gate: Gate) -> AsyncGenerator[str, None]:
+async def _progress(work: Callable[[Told], AddReport], gate: Gate) -> AsyncGenerator[str, None]:
     """Yield how far the work is, and what it did; what was begun goes on when the reader is gone."""
     loop, states = asyncio.get_running_loop(), asyncio.Queue[BuildProgress | None]()
 

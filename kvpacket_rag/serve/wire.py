@@ -16,7 +16,7 @@ from kvpacket_rag.generator import GenerationConfig, configured
 from kvpacket_rag.rag import RAG
 from kvpacket_rag.terminal import answer_json
 
-__all__ = ["EXTENSION", "ChatRequest", "Conversation", "completion", "error_body", "event", "piece"]
+__all__ = ["EXTENSION", "ChatRequest", "Conversation", "check_model", "completion", "error_body", "event", "piece"]
 
 EXTENSION = "kvpacket"
 """The field of requests and responses that OpenAI's interface does not have."""
@@ -66,6 +66,12 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+def check_model(asked: str, model: str) -> None:
+    """Raise `NotFoundError` if another model is asked for than the one there is."""
+    if asked != model:
+        raise NotFoundError(f"There is no model {asked!r} here; the model of this knowledge base is {model!r}.")
+
+
 class ChatRequest(BaseModel):
     """The body of `POST /v1/chat/completions`."""
 
@@ -91,10 +97,7 @@ class ChatRequest(BaseModel):
         )
         if asked:
             raise InputError(f"This server takes no {', '.join(asked)}. Leave it out; documents come by themselves.")
-        if self.model not in ("", model):
-            raise NotFoundError(
-                f"There is no model {self.model!r} here; the model of this knowledge base is {model!r}."
-            )
+        check_model(self.model or model, model)
 
     def config(self, defaults: GenerationConfig) -> GenerationConfig:
         """How to choose tokens and when to stop. Raises `InputError` for a value out of range."""
@@ -132,13 +135,12 @@ def _extension(answer: Answer) -> dict[str, Any]:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     usage = answer.usage
-    reused = usage.packet_tokens + usage.prefix_tokens
-    prompt = reused + usage.computed_tokens
+    prompt = usage.reused + usage.computed_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": usage.answer_tokens,
         "total_tokens": prompt + usage.answer_tokens,
-        "prompt_tokens_details": {"cached_tokens": reused},
+        "prompt_tokens_details": {"cached_tokens": usage.reused},
     }
 
 
