@@ -182,7 +182,8 @@ class Adapter:
             "model": (self.card.model, model),
         }
         for name, (expected, found) in pairs.items():
-            if expected not in ("", found):
+            # Folders and hubs write one name in several ways; the other three tell models apart, too.
+            if str(expected).casefold() not in ("", str(found).casefold()):
                 raise AdapterError(
                     f"The adapter was trained for {self.card.model or 'another model'} with {name} {expected!r}; "
                     f"this model is {model} with {name} {found!r}. Use an adapter trained for it, or none."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,9 @@ from kvpacket_rag.synthetic import GENERATORS, generate_samples
 
 __all__ = ["Domain", "load_domains"]
 
+CORPUS_PASSAGES = 8
+"""Passages drawn for anchors of a domain's own text."""
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -21,6 +25,8 @@ class Domain:
     samples: tuple[Sample, ...]
     source: str
     """Where they come from: a description for reports and cards."""
+    corpus: tuple[str, ...] = ()
+    """Passages of the same source that belong to no question: what a user's own corpus is to an anchor."""
 
     def divide(self, last: int) -> tuple[Domain, Domain]:
         """Split off the last `last` samples, and leave the samples of their rows out of the first half.
@@ -59,17 +65,30 @@ def load_domains(
     for kind in kinds:
         if kind in GENERATORS:
             # Drawn from other seeds for each split.
-            samples, source, name = (
-                generate_samples(kind, n, k, f"{split}:{seed}"),
-                f"made up, split {split}, seed {seed}",
-                kind,
-            )
+            samples = generate_samples(kind, n, k, f"{split}:{seed}")
+            others = generate_samples(kind, CORPUS_PASSAGES, 1, f"corpus:{split}:{seed}")
+            corpus = tuple(sample.passages[0] for sample in others)
+            source, name = f"made up, split {split}, seed {seed}", kind
         else:
             path = next(remaining)
             pool = load_samples(path, kind, Split(split))
             samples = with_distractors(take(pool, n, seed), pool, k, seed)
+            corpus = _other_passages(load_samples(path, kind), samples, Split(split), seed)
             source, name = f"{Path(path).name}, split {split}, seed {seed}", kind
         if any(domain.name == name for domain in domains):
             name = f"{name}-{len(domains)}"
-        domains.append(Domain(name, tuple(samples), source))
+        domains.append(Domain(name, tuple(samples), source, corpus))
     return domains
+
+
+def _other_passages(
+    everything: Sequence[Sample], samples: Sequence[Sample], split: Split, seed: int
+) -> tuple[str, ...]:
+    """Draw passages of rows that none of the samples is of, and that none of them has; rows of the other split first."""
+    rows = {sample.row for sample in samples}
+    used = {passage for sample in samples for passage in sample.passages}
+    rng = random.Random(f"corpus:{seed}")  # noqa: S311 - a draw that can be repeated
+    # Drawn before leaving out, so that asking more questions of a split changes nothing.
+    drawn = sorted(rng.sample(everything, len(everything)), key=lambda sample: split.holds(sample.row))
+    others = dict.fromkeys(text for sample in drawn if sample.row not in rows for text in sample.passages[-1:])
+    return tuple(text for text in others if text not in used)[:CORPUS_PASSAGES]

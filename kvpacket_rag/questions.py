@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpacket_rag.chunking import Document, Splitter
+from kvpacket_rag.chunking import Chunk, Document, Splitter
 from kvpacket_rag.errors import InputError
 from kvpacket_rag.fidelity import contains
 from kvpacket_rag.model import PacketModel
@@ -56,9 +56,16 @@ class Questions:
 
         The first may be a title.
         """
+        return self._piece(passage, answers).token_ids
+
+    def cut(self, passage: str) -> str:
+        """Text of the longest of a passage's first two pieces."""
+        return self._piece(passage, ()).text
+
+    def _piece(self, passage: str, answers: Sequence[str]) -> Chunk:
         pieces = self._splitter.split(Document(passage))
         holding = [piece for piece in pieces if contains(piece.text, answers)]
-        return max(holding or pieces[:2], key=lambda piece: len(piece.token_ids)).token_ids
+        return max(holding or pieces[:2], key=lambda piece: len(piece.token_ids))
 
     def make(self, sample: Sample, k: int, seed: str) -> Question:
         """Choose `k` of the sample's passages, gold first, then those with an answer, and put them in random order."""

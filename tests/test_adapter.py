@@ -53,6 +53,13 @@ def test_an_adapter_of_another_model_is_refused_and_both_are_named(card):
         tiny_model(adapter=adapter(**card))
 
 
+def test_a_models_name_is_the_same_in_capitals():
+    one = adapter(model="Tiny-Model-1B")
+    one.check(architecture="llama", hidden_size=64, tokenizer="t", model="tiny-model-1b")
+    with pytest.raises(AdapterError, match="Tiny-Model-1B"):
+        one.check(architecture="llama", hidden_size=64, tokenizer="t", model="tiny-model-2b")
+
+
 def test_an_adapter_of_another_width_is_refused():
     with pytest.raises(AdapterError, match="hidden size 32"):
         tiny_model(adapter=adapter(hidden=32))

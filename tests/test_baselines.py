@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvpacket_rag.adapter import Adapter, no_adapter
+from kvpacket_rag.anchor import PASSAGES
 from kvpacket_rag.assembly import assemble, prefill
 from kvpacket_rag.baselines import ALL, AbstractMethod, make_methods
 from kvpacket_rag.baselines.cacheblend import CacheBlend
@@ -33,6 +34,7 @@ def full_logits(model: PacketModel) -> torch.Tensor:
 
 
 def begun(method: AbstractMethod, model: PacketModel):
+    method = method.for_corpus(PASSAGES)
     return method.begin(model, QUESTION, method.packets(model, QUESTION.chunks), 8)
 
 
@@ -152,6 +154,23 @@ def test_fewer_passages_are_another_anchor(llama: PacketModel):
     )
     assert torch.equal(all_of_them, anchored)
     assert not torch.allclose(one, anchored, atol=1e-4)
+
+
+def test_an_anchor_of_the_corpus_is_one_of_its_passages(llama: PacketModel):
+    (method,) = make_methods(["own-2"])
+    fitted = method.for_corpus([*PASSAGES[:2], "another"])
+    assert torch.equal(begun(fitted, llama).logits, begun(make_methods(["passages-2"])[0], llama).logits)
+    other = method.for_corpus(["another", *PASSAGES[:2]])
+    assert fitted.identity != other.identity
+    assert fitted.stored != other.stored
+    with pytest.raises(InputError, match=r"'own-2' needs 2 passages .* there are 1"):
+        method.for_corpus(PASSAGES[:1])
+
+
+@pytest.mark.parametrize("name", ["own-0", "own-5", "own-x"])
+def test_anchors_of_the_corpus_have_one_to_four_passages(name: str):
+    with pytest.raises(InputError, match="own-1 to own-4"):
+        make_methods([name])
 
 
 def test_every_repairing_method_is_one_of_the_shared_kind():

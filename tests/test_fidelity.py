@@ -201,6 +201,27 @@ def test_wrong_numbers_are_refused(change: dict[str, int]):
         FidelityConfig(**change)
 
 
+@pytest.mark.parametrize("split", ["train", "test", "all"])
+def test_passages_of_the_corpus_belong_to_no_question_and_stay_when_more_are_asked(tmp_path: Path, split: str):
+    rows = [{"question": f"q{n}?", "answers": ["a"], "ctxs": [{"title": "", "text": f"text {n}"}]} for n in range(30)]
+    path = tmp_path / "nq.json"
+    path.write_text(json.dumps(rows))
+    few, more = (load_domains([path], ["nq", "needle"], n=n, k=2, split=split, seed=0) for n in (3, 6))
+    for domain in (*few, *more):
+        shown = {passage for sample in domain.samples for passage in sample.passages}
+        assert domain.corpus
+        assert not shown & set(domain.corpus)
+    if split != "all":  # where all rows may be asked, none are set apart
+        assert [domain.corpus for domain in few] == [domain.corpus for domain in more]
+
+
+def test_a_method_of_the_corpus_is_measured_with_each_domains_own(llama: PacketModel, tmp_path: Path):
+    records = run(llama, domains(1), methods("own-1,anchored"), CONFIG, tmp_path)
+    own = [record.identity for record in records if record.method == "own-1"]
+    assert len(own) == len(set(own)) == 2
+    assert run(llama, domains(1), methods("own-1,anchored"), CONFIG, tmp_path) == records
+
+
 def test_files_and_formats_must_match(tmp_path: Path):
     with pytest.raises(InputError, match="one --format for each --data"):
         load_domains([tmp_path / "a"], ["biography"], n=1, k=1, split="test", seed=0)

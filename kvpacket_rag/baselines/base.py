@@ -62,6 +62,10 @@ class AbstractMethod(ABC):
         """Everything results depend on besides name, model and question."""
         return self.stored
 
+    def for_corpus(self, texts: Sequence[str]) -> AbstractMethod:
+        """Give the method for questions about a corpus, of which `texts` are passages; most methods are the same for all."""
+        return self
+
     @abstractmethod
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
         """Make what a store would hold, before any question is known. Empty for methods that store nothing."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.anchor import PASSAGES, Anchor, anchor_ids, default_anchors, encode_in_place
 from kvpacket_rag.baselines.base import AbstractMethod, Begun, begin_from
+from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import GroupStates, Packet, canonical, short_hash
 from kvpacket_rag.precision import quantize_states, storage_named
@@ -27,16 +28,18 @@ class PacketMethod(AbstractMethod):
         *,
         first: Anchor | None = None,
         texts: tuple[str, ...] = (),
+        own: int = 0,
         storage: str = "",
     ) -> None:
         """anchor: default those the adapter was trained with, for both places; of a corpus anchor, `texts` are the passages.
 
-        first: anchor of the chunk that stands first, default as the others'. storage: "int8" or "int4" for packets in few bits.
+        first: anchor of the chunk that stands first, default as the others'. own: number of passages of the corpus that
+        questions are about, to be used as `texts`. storage: "int8" or "int4" for packets in few bits.
         """
         if anchor is None:
             first, anchor = default_anchors(adapter)
         self.name, self.anchor, self.adapter, self.first = name, anchor, adapter, first or anchor
-        self.texts, self.storage = texts, storage
+        self.texts, self.own, self.storage = texts, own, storage
         hashes = f"{adapter.packet_hash}/{adapter.anchor_hash}" if adapter else "none"
         self._seen = f"{self.first}/{anchor}/" + short_hash(canonical([PASSAGES, *texts])) + (storage and f"/{storage}")
         self.stored = f"{self._seen}/{hashes}"
@@ -45,6 +48,18 @@ class PacketMethod(AbstractMethod):
     def identity(self) -> str:
         """Anchors and adapter, the bridge included."""
         return f"{self._seen}/{self.adapter.digest if self.adapter else 'none'}"
+
+    def for_corpus(self, texts: Sequence[str]) -> PacketMethod:
+        """Take the corpus's own passages for the anchor, where it is to be of them. Raises `InputError` if they are too few."""
+        if not self.own:
+            return self
+        if len(texts) < self.own:
+            raise InputError(
+                f"The method {self.name!r} needs {self.own} passages that belong to no question, and there are {len(texts)}. "
+                "Ask for fewer questions of each kind, or leave the method out."
+            )
+        chosen = tuple(texts[: self.own])
+        return PacketMethod(self.name, self.anchor, self.adapter, first=self.first, texts=chosen, storage=self.storage)
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
         """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""

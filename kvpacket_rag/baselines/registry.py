@@ -22,10 +22,12 @@ __all__ = ["ALL", "CORE", "make_methods"]
 
 REPAIRS: Mapping[str, type[AbstractRepair]] = {kind.kind: kind for kind in (Epic, CacheBlend, SamKV, A3, RandomTokens)}
 DEFAULT_PERCENT = 30
+MOST_OWN = 4
+"""Passages of the corpus in an anchor that can be asked for by name."""
 
 CORE = ("full", "none", "bare", "paper", "anchored", "packet")
 ALL = (
-    *CORE, "sink", "one-anchor", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
+    *CORE, "own-2", "sink", "one-anchor", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
     "samkv-30", "a3-30", "random-30",
 )  # fmt: skip
 
@@ -77,9 +79,12 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
     if kind == "passages" and percent.isdigit() and 1 <= int(percent) <= len(PASSAGES):
         texts = PASSAGES[: int(percent)]
         return PacketMethod(name, Anchor.CORPUS, first=Anchor.OPENING, texts=texts)
+    if kind == "own" and percent.isdigit() and 1 <= int(percent) <= MOST_OWN:
+        return PacketMethod(name, Anchor.CORPUS, first=Anchor.OPENING, own=int(percent))
     if kind in REPAIRS and (percent.isdigit() or not percent):
         return REPAIRS[kind](int(percent or DEFAULT_PERCENT) / 100)
     raise InputError(
         f"There is no method {name!r}. There are all, core, {', '.join([*plain, *REPAIRS])}; those that recompute take a "
-        f"percentage, such as epic-10; passages-1 to passages-{len(PASSAGES)} are anchored with fewer passages."
+        f"percentage, such as epic-10; passages-1 to passages-{len(PASSAGES)} are anchored with fewer passages, own-1 to own-{MOST_OWN} "
+        "with passages of the corpus that is asked about."
     )

@@ -165,6 +165,10 @@ def run(
     records = []
     warm: set[str] = set()
     # Domains take turns, so that an interrupted run has some of each.
+    fitted: dict[str, list[AbstractMethod]] = {}
+    for domain in domains:
+        corpus = [questions.cut(text) for text in domain.corpus]
+        fitted[domain.name] = [method.for_corpus(corpus) for method in methods]
     for number in range(max((len(domain.samples) for domain in domains), default=0)):
         for domain in domains:
             if number >= len(domain.samples):
@@ -172,7 +176,7 @@ def run(
             question = questions.make(domain.samples[number], config.k, f"{config.seed}:{domain.name}:{number}")
             here = (domain.name, number, question.digest)
             have = {(r.method, r.identity): r for r in done.get(here, ())}
-            missing = [method for method in methods if (method.name, method.identity) not in have]
+            missing = [method for method in fitted[domain.name] if (method.name, method.identity) not in have]
             if missing:
                 for method in missing:
                     if method.name not in warm:  # kernels and memory of its shapes, which no user pays twice
@@ -183,7 +187,7 @@ def run(
                 new = list(_sample_records(model, domain, number, question, order, config.max_new_tokens))
                 append_lines(path, [asdict(record) for record in new])
                 have |= {(r.method, r.identity): r for r in new}
-            records += [have[method.name, method.identity] for method in methods]
+            records += [have[method.name, method.identity] for method in fitted[domain.name]]
             count += 1
             if progress is not None:
                 progress(count, total)
