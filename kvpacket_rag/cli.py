@@ -17,7 +17,7 @@ from kvpacket_rag import __version__
 from kvpacket_rag.cli_bench import bench
 from kvpacket_rag.cli_serve import serving
 from kvpacket_rag.cli_speed import speed
-from kvpacket_rag.cli_store import KB, NAMESPACE, AsJson, Blobs, StorageName, care, open_store
+from kvpacket_rag.cli_store import KB, NAMESPACE, AsJson, Blobs, MovedModel, StorageName, care, open_store
 from kvpacket_rag.cli_train import train
 from kvpacket_rag.errors import KVPacketError
 from kvpacket_rag.terminal import answer_json, bar, err, out, print_answer, print_json
@@ -150,6 +150,7 @@ def ask(
     k: Annotated[int, typer.Option(help="Chunks in the context.")] = 4,
     method: Annotated[MethodName, typer.Option(help="packet, or full prefill for comparison.")] = MethodName.PACKET,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    model: MovedModel = None,
     as_json: AsJson = False,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Print what the model sees, packets marked, and stop.")
@@ -159,7 +160,7 @@ def ask(
     from kvpacket_rag.generator import GenerationConfig
     from kvpacket_rag.rag import RAG
 
-    with open_store(kb, create=False) as store:
+    with open_store(kb, create=False, model=model) as store:
         rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))
         if show_prompt:
             sys.stdout.write(rag.show_prompt(question) + "\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpacket_rag.cli_store import KB, open_store
+from kvpacket_rag.cli_store import KB, MovedModel, open_store
 from kvpacket_rag.errors import InputError, require
 from kvpacket_rag.terminal import err, parse_bytes
 
@@ -34,6 +34,7 @@ def serve(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, unless a request says otherwise.")] = 256,
     concurrent: Annotated[int, typer.Option(min=1, help="Questions answered at a time.")] = 4,
     waiting: Annotated[int, typer.Option(min=0, help="Questions that may wait; the next gets status 429.")] = 64,
+    model: MovedModel = None,
     max_body: Annotated[str, typer.Option(help="Longest request, such as 32MB.")] = "32MB",
     allow_origin: Annotated[
         list[str] | None,
@@ -57,7 +58,7 @@ def serve(
         )
     limits = Limits(concurrent, waiting, parse_bytes(max_body))
     metrics = Metrics()
-    with open_store(kb, create=False, hooks=[metrics]) as store:
+    with open_store(kb, create=False, model=model, hooks=[metrics]) as store:
         err.print("Loading the model …")
         store.load()
         rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))

@@ -36,6 +36,14 @@ Blobs = Annotated[
     str | None,
     typer.Option(help="Where packets of a new knowledge base lie, such as s3://bucket/prefix; default its folder."),
 ]
+MovedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Where the generator of the knowledge base lies now, if its folder has moved.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StorageName = Annotated[
     str | None,

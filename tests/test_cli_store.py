@@ -1,4 +1,4 @@
-"""`kvpacket` over stores of every kind of address: namespaces, databases, bundles. No command here loads a model."""
+"""`kvpacket` over stores of every kind of address: namespaces, databases, bundles, and models that have moved."""
 
 from __future__ import annotations
 
@@ -114,3 +114,18 @@ def test_careless_addresses_are_told_what_is_wrong(arguments, message, tmp_path,
     with pytest.raises(KVPacketError, match=message):
         run(*arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_has_moved_is_found_where_it_lies_now(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvpacket_rag.configuration.SentenceEmbedder", lambda name: HashEmbedder())
+    before, now, kb = tmp_path / "before", tmp_path / "now", tmp_path / "kb"
+    llama._hf.save_pretrained(before)
+    llama.text.tokenizer.save_pretrained(before)
+    settings = {"embedder": HashEmbedder(), "chunk_tokens": 60, "first_anchor": "passages"}
+    with DocumentStore.open(kb, model=str(before), **settings) as store:
+        store.add(handbook())
+    before.rename(now)
+    ask = ("ask", kb, "What does it cost?", "--k", "2", "--max-new-tokens", "2", "--json")
+    with pytest.raises(KVPacketError, match="before"):
+        run(*ask)
+    assert json.loads(run(*ask, "--model", now).stdout)["usage"]["packets_built"] == 0
