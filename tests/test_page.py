@@ -209,6 +209,22 @@ def test_nothing_is_cut_off_on_a_phone(browser, address, width):
         assert side_by_side == (width > 640)
 
 
+@pytest.mark.parametrize("family", ["sans-serif", "serif", "monospace"])
+@pytest.mark.parametrize("size", [13, 20, 32])
+def test_nothing_is_cut_off_whatever_the_font(browser, store, rag, family, size):
+    store.add([Document("The cellar is dry.", id="a/" + "very-long-name-" * 12, title="T" * 200)])
+    with serving(rag) as address, opened(browser, address, viewport={"width": 320, "height": 800}) as page:
+        ready(page)
+        page.evaluate("document.querySelectorAll('[hidden]').forEach((part) => { part.hidden = false })")
+        sized = (
+            "(font) => document.querySelectorAll('body, input, button').forEach((part) => { part.style.font = font })"
+        )
+        page.evaluate(sized, f"{size}px {family}")
+        ask(page)
+        wide = "[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > 320).map((e) => e.outerHTML)"
+        assert page.evaluate(wide) == []
+
+
 def test_all_can_be_done_from_the_keyboard_and_everything_has_a_name(page):
     ready(page)
     page.keyboard.press("Tab")
