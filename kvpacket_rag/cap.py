@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 
 import sqlalchemy as sa
 
@@ -21,6 +22,8 @@ __all__ = ["MAX_BYTES", "Cap"]
 
 MAX_BYTES = "max_bytes"
 """The fact that holds the limit."""
+MOST_NOTED = 100_000
+"""Uses kept in memory at most, the last ones: where no limit is set they are never written down."""
 NOTE_SECONDS = 60.0
 """How long uses are gathered before they are written down, so that answering hardly ever writes."""
 
@@ -74,7 +77,11 @@ class Cap:
         """Note that packets were used now; written down once in a while."""
         with self._lock:
             now = time.time()
-            self._used.update((key, now) for key in keys)
+            for key in keys:
+                self._used.pop(key, None)  # so that those unused for longest stay in front
+                self._used[key] = now
+            for key in tuple(islice(self._used, max(0, len(self._used) - MOST_NOTED))):
+                del self._used[key]
             if time.monotonic() - self._noted < NOTE_SECONDS:
                 return
             self._noted = time.monotonic()

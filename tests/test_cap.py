@@ -162,6 +162,13 @@ def test_uses_are_written_down_when_the_store_is_closed(full, open_store):
     assert again.packets([chunks["d3"], chunks["d2"]]).built == 1  # that of the first place is another one
 
 
+def test_uses_that_are_never_written_down_take_a_bounded_memory(full, monkeypatch):
+    monkeypatch.setattr("kvpacket_rag.cap.MOST_NOTED", 3)
+    for key in ("a", "b", "c", "a", "d"):
+        full._packets.cap.used([key])
+    assert list(full._packets.cap._used) == ["c", "a", "d"]
+
+
 @pytest.mark.parametrize("limit", [0, -5])
 def test_a_limit_below_one_byte_is_refused(full, limit):
     with pytest.raises(InputError, match="at least 1"):
