@@ -70,14 +70,17 @@ class Timings:
     """Seconds, by step."""
 
     search: float = 0.0
+    """Embedding the question and finding the nearest chunks."""
     load: float = 0.0
     """Packets from memory or disk, built if need be."""
     assemble: float = 0.0
+    """Placing packets in the cache, keys turned to their positions."""
     question: float = 0.0
     """Reading the question (method "full": the whole prompt)."""
     first_token: float = 0.0
     """From the question's arrival to the first token, search included."""
     total: float = 0.0
+    """From the question's arrival to the end of the answer."""
 
     def seen(self, elapsed: float) -> Timings:
         """Note that a piece of the answer came `elapsed` seconds after the question."""
@@ -100,11 +103,15 @@ class Answer:
     """An answer with its sources and its cost."""
 
     text: str
+    """What the model said."""
     sources: tuple[Hit, ...]
     """The chunks in the context, best first."""
     usage: Usage
+    """Where the tokens of the prompt came from."""
     timings: Timings
+    """Seconds, by step."""
     method: Method = "packet"
+    """Whether it came from packets or from a full prefill."""
 
     def _repr_html_(self) -> str:
         sources = [(heading(hit.chunk, hit.title, hit.score), hit.chunk.text) for hit in self.sources]

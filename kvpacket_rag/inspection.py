@@ -35,11 +35,17 @@ class StoredDocument:
     """A document in the store."""
 
     id: str
+    """The name it is updated and removed by."""
     title: str
+    """What it is shown as among the sources; may be empty."""
     source: str
+    """The file or address it was read from; may be empty."""
     metadata: Mapping[str, Any]
+    """What the application said of it: JSON values by name."""
     characters: int
+    """Length of its text."""
     chunks: int
+    """Pieces it was cut into."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,19 @@ class StoreInfo:
     """What a store holds."""
 
     documents: int
+    """Documents."""
     chunks: int
+    """Chunks of all documents, equal ones counted each time."""
     packets: int
+    """Stored packets; equal chunks share one, and a chunk may have a second for the first place."""
     packet_tokens: int
+    """Tokens of these packets."""
     packet_bytes: int
     """Bytes of packet files."""
     bytes_per_token: float
+    """Bytes of packet files by tokens of packets; 0 where there are none."""
     database_bytes: int
+    """Bytes of the database, which holds texts, vectors and metadata."""
     max_bytes: int | None
     """Most bytes packet files may take, None without a limit."""
     facts: dict[str, Any]

@@ -34,14 +34,19 @@ class AddReport:
     """What an `add` did."""
 
     added: int = 0
+    """Documents that were new."""
     updated: int = 0
+    """Documents that took the place of an older version."""
     unchanged: int = 0
+    """Documents that were in the store already, word for word."""
     chunks: int = 0
     """Chunks of added and updated documents."""
     packets_built: int = 0
+    """Packets the model computed."""
     tokens_built: int = 0
     """Tokens of the packets built; chunks whose packet existed cost none."""
     seconds: float = 0.0
+    """Time spent."""
     failed: tuple[tuple[str, str], ...] = ()
     """Files found in folders that could not be read: (path, reason)."""
 

@@ -38,7 +38,9 @@ class TuneReport:
     kl: Mapping[str, Interval]
     """KL to full prefill per answer token of every candidate."""
     best: Candidate
+    """The nearest to full prefill."""
     questions: int
+    """Number of questions measured."""
 
 
 def candidates(store: DocumentStore, seed: int) -> list[Candidate]:
