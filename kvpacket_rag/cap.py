@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 
 import sqlalchemy as sa
 
@@ -34,7 +34,7 @@ class Cap:
     def __init__(self, database: Database, events: Events) -> None:
         self._database, self._events = database, events
         self._lock = threading.Lock()
-        self._used: dict[str, float] = {}
+        self._used: OrderedDict[str, float] = OrderedDict()
         self._noted = time.monotonic()
 
     def limit(self) -> int | None:
@@ -78,10 +78,10 @@ class Cap:
         with self._lock:
             now = time.time()
             for key in keys:
-                self._used.pop(key, None)  # so that those unused for longest stay in front
                 self._used[key] = now
-            for key in tuple(islice(self._used, max(0, len(self._used) - MOST_NOTED))):
-                del self._used[key]
+                self._used.move_to_end(key)
+            while len(self._used) > MOST_NOTED:
+                self._used.popitem(last=False)
             if time.monotonic() - self._noted < NOTE_SECONDS:
                 return
             self._noted = time.monotonic()
@@ -96,7 +96,7 @@ class Cap:
 
     def _write_down(self, connection: sa.Connection) -> None:
         with self._lock:
-            used, self._used = self._used, {}
+            used, self._used = self._used, OrderedDict()
         for key, when in used.items():
             connection.execute(sa.update(packets).where(packets.c.key == key).values(used=when))
 
