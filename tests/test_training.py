@@ -201,6 +201,35 @@ def test_the_best_measurement_is_kept_and_not_the_last(llama: PacketModel, tmp_p
     assert [entry["fidelity"] for entry in trained.history] == script[1:6], "nothing was won three times: it stops"
 
 
+def test_parts_that_pass_the_gate_are_kept_before_nearer_ones_that_do_not(
+    llama: PacketModel, tmp_path: Path, monkeypatch
+):
+    script = iter([(9.0, 2.0), (6.0, 1.9), (1.0, 2.1), (5.0, 1.8), (0.5, 2.1)])
+    monkeypatch.setattr(
+        importlib.import_module("kvpacket_rag.training.distill")._Run,
+        "measure",
+        lambda run, adapter: dict(zip(("biography", "needle"), next(script), strict=True)),
+    )
+    lessons = lessons_of(llama, 4)
+    trained = distill(llama, lessons, lessons[:2], tmp_path, replace(QUICK, steps=4, evaluate_every=1))
+    assert trained.best == {"biography": 5.0, "needle": 1.8}
+    assert trained.accepted
+
+
+@pytest.mark.parametrize(("domain", "weight"), [("needle", 2.0), ("biography", 2 / 3)])
+def test_lessons_of_a_domain_that_diverges_little_count_as_much_more(
+    llama: PacketModel, tmp_path: Path, monkeypatch, domain: str, weight: float
+):
+    run = importlib.import_module("kvpacket_rag.training.distill")._Run
+    monkeypatch.setattr(run, "measure", lambda run, adapter: {"biography": 0.3, "needle": 0.1})
+    lessons = [lesson for lesson in lessons_of(llama, 4) if lesson.domain == domain]
+    plain, balanced = (
+        distill(llama, lessons, lessons, tmp_path / str(on), replace(QUICK, steps=1, balanced=on))
+        for on in (False, True)
+    )
+    assert balanced.history[0]["loss"] == pytest.approx(weight * plain.history[0]["loss"], rel=1e-5)
+
+
 def test_an_adapter_that_is_worse_in_one_domain_is_not_accepted(llama: PacketModel, tmp_path: Path):
     lessons = lessons_of(llama, 4)
     config = replace(QUICK, steps=1, learning_rate=25.0, warm_up=0.0, start=Start.RANDOM, sizes=Sizes(8, 8, 8))

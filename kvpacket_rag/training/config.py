@@ -34,6 +34,8 @@ class DistillConfig:
     """Largest norm of the gradient of all parts together."""
     tail_weight: float = 0.1
     """Weight of the KL over the question's tokens beside that over the answer's."""
+    balanced: bool = True
+    """Whether lessons of domains that diverge little to begin with count as much more, so that all domains gain alike."""
     answer_tokens: int = 24
     """Longest taught answer."""
     evaluate_every: int = 10

@@ -147,8 +147,14 @@ class _Run:
             loss = top_kl(taught.at_answer, logits[tail:]).mean()
             if self.config.tail_weight and tail:
                 loss = loss + self.config.tail_weight * top_kl(taught.at_tail, logits[:tail]).mean()
-            losses.append(loss)
+            losses.append(loss * self._weight(taught.lesson.domain))
         return torch.stack(losses).mean()
+
+    def _weight(self, domain: str) -> float:
+        """What a lesson counts for: more where the divergence to begin with is small, since each domain is judged alone."""
+        if not self.config.balanced or not self.without.get(domain):
+            return 1.0
+        return fmean(self.without.values()) / self.without[domain]
 
     def measure(self, adapter: Adapter | None) -> dict[str, float]:
         """KL per answer token on the held-out lessons, by domain."""
@@ -165,10 +171,18 @@ class _Run:
     def consider(self) -> float:
         """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
         found = self.measure(Adapter.of({name: part.detach() for name, part in self.parts.items()}))
-        if not self.best_fidelity or fmean(found.values()) < fmean(self.best_fidelity.values()):
+        if not self.best_fidelity or self._rank(found) < self._rank(self.best_fidelity):
             self.best_fidelity = found
             self.best = {name: part.detach().clone() for name, part in self.parts.items()}
         return fmean(found.values())
+
+    def passes(self, found: Mapping[str, float]) -> bool:
+        """The gate: less divergence than to begin with in every domain."""
+        return all(found[name] < value for name, value in self.without.items())
+
+    def _rank(self, found: Mapping[str, float]) -> tuple[bool, float]:
+        """What is kept has the least: parts that pass the gate before those that do not, then by the mean."""
+        return not self.passes(found), fmean(found.values())
 
     def finished(self) -> bool:
         """Whether all steps are done, or none of the last measurements was better."""
@@ -230,11 +244,10 @@ def distill(
         if progress is not None:
             best = fmean(run.best_fidelity.values()) if run.best_fidelity else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
-    accepted = all(run.best_fidelity[name] < value for name, value in run.without.items())
     # In the number format the model computes in, as it was measured; 16 bit keep the file small.
     parts = {name: part.to(base.dtype) for name, part in run.best.items()}
     adapter = Adapter.of(parts, _card(run, data))
-    return Trained(adapter, accepted, run.without, run.best_fidelity, run.history)
+    return Trained(adapter, run.passes(run.best_fidelity), run.without, run.best_fidelity, run.history)
 
 
 def _card(run: _Run, data: str) -> AdapterCard:
@@ -256,6 +269,7 @@ def _card(run: _Run, data: str) -> AdapterCard:
             "learning_rate": config.learning_rate,
             "embedding_spread": run.unit,
             "lessons": len(run.lessons),
+            "balanced": config.balanced,
             "seed": config.seed,
         },
         fidelity=run.best_fidelity,
