@@ -87,9 +87,9 @@ def train_command(
     batch: Annotated[int, typer.Option(help="Questions of one step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Highest, as a share of the embeddings' spread.")] = 0.045,
     tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
-    balanced: Annotated[
-        bool, typer.Option(help="Count lessons of kinds that diverge little to begin with as much more.")
-    ] = True,
+    unbalanced: Annotated[
+        bool, typer.Option("--unbalanced", help="Count all lessons alike, not those of kinds that diverge little more.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
 ) -> None:
     """Train an adapter: the model learns to answer from packets as it does from the whole text. No labels are needed.
@@ -107,7 +107,7 @@ def train_command(
         sizes=_sizes(parts), start=_choice(Start, start, "--start"),
         anchor=_choice(Anchor, anchor, "--anchor"), first_anchor=_choice(Anchor, first_anchor, "--first-anchor"),
         steps=steps, batch=batch, accumulate=_parts(batch), learning_rate=learning_rate, tail_weight=tail_weight,
-        balanced=balanced, seed=seed,
+        balanced=not unbalanced, seed=seed,
     )  # fmt: skip
     folder = run_folder or out_file.with_name(out_file.name + ".run")
     make_folder(folder)
