@@ -95,9 +95,10 @@ SHIPPED = sorted((Path(kvpacket_rag.__file__).parent / "adapters").glob("*.safet
 def test_shipped_adapters_are_small_and_say_what_they_are(path):
     loaded = Adapter.load(path)
     card = loaded.card
-    assert path.stat().st_size < 400_000
-    assert path.name.split(".")[0] == card.model
-    assert path.name.split(".")[1] in ("packet", "paper")
+    name, kind, _ = path.name.rsplit(".", 2)
+    assert path.stat().st_size < 500_000
+    assert name == card.model
+    assert kind in ("packet", "paper")
     assert card.architecture
     assert card.tokenizer
     assert card.weights
@@ -105,7 +106,7 @@ def test_shipped_adapters_are_small_and_say_what_they_are(path):
     assert 0 < card.chunk_lengths[0] < card.chunk_lengths[1]
     assert card.training["seed"] is not None
     assert set(card.fidelity) == set(card.without)
-    if ".packet." in path.name:
+    if kind == "packet":
         assert all(card.fidelity[domain] < card.without[domain] for domain in card.fidelity), "the gate"
 
 
@@ -115,7 +116,7 @@ def test_a_shipped_adapter_is_found_by_the_model_it_was_trained_for(llama):
         identity = {
             "architecture": card.architecture, "hidden_size": width, "tokenizer": card.tokenizer, "model": card.model
         }  # fmt: skip
-        kind = path.name.split(".")[1]
+        kind = path.name.split(".")[-2]
         found = shipped_adapter(identity, kind)
         assert found is not None
         assert found.digest == Adapter.load(path).digest
