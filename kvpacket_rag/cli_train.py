@@ -88,7 +88,7 @@ def train_command(
     learning_rate: Annotated[float, typer.Option(help="Highest, as a share of the embeddings' spread.")] = 0.045,
     tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
     unbalanced: Annotated[
-        bool, typer.Option("--unbalanced", help="Count all lessons alike, not those of kinds that diverge little more.")
+        bool, typer.Option("--unbalanced", help="Count all lessons alike; else more, the less their kind diverges.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
 ) -> None:

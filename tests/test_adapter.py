@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import kvpacket_rag
-from kvpacket_rag.adapter import Adapter, AdapterCard
+from kvpacket_rag.adapter import PARTS, Adapter, AdapterCard
 from kvpacket_rag.errors import AdapterError
 from kvpacket_rag.shipped import shipped_adapter
 
@@ -97,6 +97,8 @@ def test_shipped_adapters_are_small_and_say_what_they_are(path):
     card = loaded.card
     name, kind, _ = path.name.rsplit(".", 2)
     assert path.stat().st_size < 500_000
+    numbers = sum(getattr(loaded, part).numel() for part in PARTS)
+    assert path.stat().st_size < 2 * numbers + 4096, "16 bit a number, and the card"
     assert name == card.model
     assert kind in ("packet", "paper")
     assert card.architecture
@@ -116,7 +118,7 @@ def test_a_shipped_adapter_is_found_by_the_model_it_was_trained_for(llama):
         identity = {
             "architecture": card.architecture, "hidden_size": width, "tokenizer": card.tokenizer, "model": card.model
         }  # fmt: skip
-        kind = path.name.split(".")[-2]
+        _, kind, _ = path.name.rsplit(".", 2)
         found = shipped_adapter(identity, kind)
         assert found is not None
         assert found.digest == Adapter.load(path).digest
