@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from kvpacket_rag.terminal import bar, err, make_folder, out
 
 if TYPE_CHECKING:
     from kvpacket_rag.model import PacketModel
-    from kvpacket_rag.training import DistillConfig, Lesson, Progress, Sizes, Trained
+    from kvpacket_rag.training import DistillConfig, Lesson, Progress, Sizes, Trained, Variety
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,15 @@ OwnKB = Annotated[
 RunFolder = Annotated[
     Path | None,
     typer.Option("--run", help="Folder of the run, gone on with if it is there; default the adapter's name with .run."),
+]
+
+Chunks = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--k",
+        help="Number of chunks in a prompt, may be given several times; else 2, 3, 4 and 5.",
+        show_default=False,
+    ),
 ]
 
 Parts = Annotated[
@@ -78,6 +87,7 @@ def train_command(
     run_folder: RunFolder = None,
     n: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
     held_out: Annotated[int, typer.Option(help="More questions of each kind, to choose and judge by.")] = 16,
+    chunks: Chunks = None,
     parts: Parts = "anchor=256",
     start: StartName = "present",
     initial: Initial = None,
@@ -99,8 +109,9 @@ def train_command(
     """
     from kvpacket_rag.anchor import Anchor
     from kvpacket_rag.plots import check_plots
-    from kvpacket_rag.training import DistillConfig, Start
+    from kvpacket_rag.training import DistillConfig, Start, Variety
 
+    variety = Variety(k=tuple(chunks)) if chunks else Variety()
     if (kb is None) == (not data and not kinds):
         raise InputError("Give either a knowledge base to train on, or --data and --format.")
     config = DistillConfig(
@@ -114,9 +125,9 @@ def train_command(
     make_folder(out_file.absolute().parent)
     check_plots()
     if kb is not None:
-        material = _from_store(kb, model, n, held_out, seed, folder)
+        material = _from_store(kb, model, n, held_out, variety, seed, folder)
     else:
-        material = _from_files(data or [], kinds or [], model, n, held_out, seed)
+        material = _from_files(data or [], kinds or [], model, n, held_out, variety, seed)
     _tell(_train(material, config, folder, initial), out_file, folder)
 
 
@@ -169,13 +180,12 @@ def _parts(batch: int) -> int:
 
 
 def _from_files(
-    data: Sequence[str], kinds: Sequence[str], model: str | None, n: int, held_out: int, seed: int
+    data: Sequence[str], kinds: Sequence[str], model: str | None, n: int, held_out: int, variety: Variety, seed: int
 ) -> Material:
     from kvpacket_rag.domains import load_domains
     from kvpacket_rag.model import PacketModel
-    from kvpacket_rag.training import Variety, draw_lessons
+    from kvpacket_rag.training import draw_lessons
 
-    variety = Variety()
     most = max(variety.k)
     # Of the rows that are not held out for `bench fidelity`, the first are learned from and the last held out here.
     domains = load_domains(data, kinds, n=n + held_out, k=most, split="train", seed=seed)
@@ -188,19 +198,20 @@ def _from_files(
     return Material(loaded, lessons, held, "; ".join(f"{domain.name} ({domain.source})" for domain in domains))
 
 
-def _from_store(kb: str, model: str | None, n: int, held_out: int, seed: int, folder: Path) -> Material:
+def _from_store(
+    kb: str, model: str | None, n: int, held_out: int, variety: Variety, seed: int, folder: Path
+) -> Material:
     from kvpacket_rag.domains import Domain
-    from kvpacket_rag.training import Variety, draw_lessons
+    from kvpacket_rag.training import draw_lessons
     from kvpacket_rag.training.writing import write_samples
 
     with open_store(kb, model=model, create=False) as store, bar("{task.completed}/{task.total}") as shown:
         task = shown.add_task("Writing questions", total=None)
         samples = write_samples(
-            store, n + held_out, max(Variety().k), seed, folder / "questions.jsonl",
+            store, n + held_out, max(variety.k), seed, folder / "questions.jsonl",
             progress=lambda done, total: shown.update(task, completed=done, total=total),
         )  # fmt: skip
-        lengths = (store.settings.chunk_tokens + 8,)
-        variety = Variety(chunk_tokens=lengths)
+        variety = replace(variety, chunk_tokens=(store.settings.chunk_tokens + 8,))
         halves = Domain("kb", tuple(samples), Path(kb).name).divide(held_out)
         lessons, held_lessons = (draw_lessons(store.model, [("kb", half.samples)], variety, seed) for half in halves)
         return Material(store.model, lessons, held_lessons, f"questions about {store.info().documents} documents")
@@ -208,17 +219,23 @@ def _from_store(kb: str, model: str | None, n: int, held_out: int, seed: int, fo
 
 def _tell(trained: Trained, file: Path, folder: Path) -> None:
     """Print what was won in each domain; write the adapter if the gate let it through."""
-    table = Table("held out", "before", "after", "ratio")
+    table = Table("held out", "before", "after", "ratio", "difference")
     for name, before in trained.without.items():
         after = trained.best[name]
-        table.add_row(name, f"{before:.4f}", f"{after:.4f}", f"{after / before:.2f}")
+        table.add_row(
+            name,
+            f"{before:.4f}",
+            f"{after:.4f}",
+            f"{after / before:.2f}",
+            f"{after - before:+.4f} ± {trained.errors[name]:.4f}",
+        )
     out.print(table)
-    out.print("KL to full prefill per answer token, nats.")
+    out.print("KL to full prefill per answer token, nats; differences with their standard errors.")
     if not trained.accepted:
         rejected = folder / "rejected.safetensors"
         trained.adapter.save(rejected)
         err.print(
-            f"[yellow]Not offered:[/] it is not better than what it started from in every domain. It is kept as {rejected}."
+            f"[yellow]Not offered:[/] it is not better than what it started from, by more than a standard error, in every domain. It is kept as {rejected}."
         )
         raise typer.Exit(1)
     trained.adapter.save(file)

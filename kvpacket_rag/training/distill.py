@@ -23,6 +23,7 @@ from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.training.checkpoint import Checkpoint, load_checkpoint, moments, restore, save_checkpoint
 from kvpacket_rag.training.config import DistillConfig
+from kvpacket_rag.training.gate import Measured, means, passes, standard_errors
 from kvpacket_rag.training.lessons import Lesson, Lessons, TaughtLesson
 from kvpacket_rag.training.loss import top_kl
 from kvpacket_rag.training.parts import Start, spread, start_values
@@ -55,11 +56,14 @@ class Trained:
     adapter: Adapter
     """The parts at the best measurement."""
     accepted: bool
-    """The gate: whether it beats what it started from, or no adapter, on the held-out lessons of every domain."""
+    """The gate: whether it beats what it started from, or no adapter, on the held-out lessons of every domain, by more
+    than a standard error of their differences."""
     without: Mapping[str, float]
     """KL per answer token with what it started from, or without an adapter, by domain."""
     best: Mapping[str, float]
     """The same with it."""
+    errors: Mapping[str, float]
+    """Standard errors of the mean differences between the two."""
     history: Sequence[Mapping[str, Any]]
     """One entry per step: loss, and the held-out KL where it was measured."""
 
@@ -87,9 +91,10 @@ class _Run:
         self.optimiser = torch.optim.AdamW(self.learned.values(), lr=config.rate(0) * self.unit, weight_decay=0.0)
         self.best = {name: part.detach().clone() for name, part in self.parts.items()}
         self.history: list[dict[str, Any]] = []
-        self.without: dict[str, float] = {}
-        self.best_fidelity: dict[str, float] = {}
+        self.without: Measured = {}
+        self.measured: list[Measured] = []
         self.started_with = {
+            "format": 2,
             "model": model.weights_hash,
             "before": self.before.digest if self.before else "none",
             "initial": initial.digest if initial else "none",
@@ -101,7 +106,7 @@ class _Run:
             restore(self.optimiser, self.learned, saved.tensors)
             self.best |= {name: saved.tensors[f"best/{name}"] for name in self.learned}
             self.history = saved.facts["history"]
-            self.without, self.best_fidelity = saved.facts["without"], saved.facts["best_fidelity"]
+            self.without, self.measured = saved.facts["without"], saved.facts["measured"]
             logger.info("Going on at step %d of %d.", self.step, config.steps)
 
     @property
@@ -126,7 +131,8 @@ class _Run:
         total = 0.0
         for at in range(0, config.batch, size):
             loss = self._loss([self.lessons[n] for n in numbers[at : at + size]]) / config.accumulate
-            loss.backward()  # type: ignore[no-untyped-call]
+            if loss.requires_grad:  # an anchor learns nothing from prompts of one chunk, which is not behind it
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.learned.values(), config.clip)
         for group in self.optimiser.param_groups:
@@ -152,12 +158,13 @@ class _Run:
 
     def _weight(self, domain: str) -> float:
         """What a lesson counts for: more where the divergence to begin with is small, since each domain is judged alone."""
-        if not self.config.balanced or not self.without.get(domain):
+        without = means(self.without)
+        if not self.config.balanced or not without.get(domain):
             return 1.0
-        return fmean(self.without.values()) / self.without[domain]
+        return fmean(without.values()) / without[domain]
 
-    def measure(self, adapter: Adapter | None) -> dict[str, float]:
-        """KL per answer token on the held-out lessons, by domain."""
+    def measure(self, adapter: Adapter | None) -> Measured:
+        """KL per answer token on the held-out lessons."""
         model = self.model.with_adapter(adapter)
         by: dict[str, list[float]] = {}
         with torch.no_grad():
@@ -166,28 +173,28 @@ class _Run:
                 (packets,) = packets_of(model, [taught.lesson], self.config)
                 logits = student_logits(model, packets, taught)[len(taught.lesson.question.tail) - 1 :]
                 by.setdefault(taught.lesson.domain, []).append(float(top_kl(taught.at_answer, logits).mean()))
-        return {name: sum(values) / len(values) for name, values in sorted(by.items())}
+        return dict(sorted(by.items()))
 
     def consider(self) -> float:
         """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
         found = self.measure(Adapter.of({name: part.detach() for name, part in self.parts.items()}))
-        if not self.best_fidelity or self._rank(found) < self._rank(self.best_fidelity):
-            self.best_fidelity = found
+        self.measured.append(found)
+        if self.best_measured is found:
             self.best = {name: part.detach().clone() for name, part in self.parts.items()}
-        return fmean(found.values())
+        return fmean(means(found).values())
 
-    def passes(self, found: Mapping[str, float]) -> bool:
-        """The gate: less divergence than to begin with in every domain."""
-        return all(found[name] < value for name, value in self.without.items())
+    @property
+    def best_measured(self) -> Measured:
+        """The measurement of the parts that are kept, the first of equals."""
+        return min(self.measured, key=self._rank)
 
-    def _rank(self, found: Mapping[str, float]) -> tuple[bool, float]:
+    def _rank(self, found: Measured) -> tuple[bool, float]:
         """What is kept has the least: parts that pass the gate before those that do not, then by the mean."""
-        return not self.passes(found), fmean(found.values())
+        return not passes(self.without, found), fmean(means(found).values())
 
     def finished(self) -> bool:
         """Whether all steps are done, or none of the last measurements was better."""
-        measured = [entry["fidelity"] for entry in self.history if entry["fidelity"] is not None]
-        late = len(measured) - 1 - measured.index(min(measured)) if measured else 0
+        late = len(self.measured) - 1 - self.measured.index(self.best_measured) if self.measured else 0
         return self.step >= self.config.steps or late >= self.config.patience
 
     def save(self) -> None:
@@ -198,7 +205,7 @@ class _Run:
             "started_with": self.started_with,
             "history": self.history,
             "without": self.without,
-            "best_fidelity": self.best_fidelity,
+            "measured": self.measured,
         }
         save_checkpoint(self.folder, Checkpoint(tensors | moments(self.optimiser, self.learned), facts))
 
@@ -235,6 +242,8 @@ def distill(
     run = _Run(model, taught(lessons), taught(held_out), config, folder, initial)
     if not run.without:
         run.without = run.measure(run.before)
+        if initial is not None:
+            run.consider()
     while not run.finished():
         loss = run.learn()
         last = run.step + 1 == config.steps
@@ -242,16 +251,19 @@ def distill(
         run.history.append({"loss": loss, "fidelity": fidelity})
         run.save()
         if progress is not None:
-            best = fmean(run.best_fidelity.values()) if run.best_fidelity else None
+            best = fmean(means(run.best_measured).values()) if run.measured else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
     # In the number format the model computes in, as it was measured; 16 bit keep the file small.
     parts = {name: part.to(base.dtype) for name, part in run.best.items()}
     adapter = Adapter.of(parts, _card(run, data))
-    return Trained(adapter, run.passes(run.best_fidelity), run.without, run.best_fidelity, run.history)
+    kept = run.best_measured
+    errors = standard_errors(run.without, kept)
+    return Trained(adapter, passes(run.without, kept), means(run.without), means(kept), errors, run.history)
 
 
 def _card(run: _Run, data: str) -> AdapterCard:
-    lengths = [len(chunk) for n in range(len(run.lessons)) for chunk in run.lessons.lesson(n).question.chunks]
+    prompts = [run.lessons.lesson(n).question.chunks for n in range(len(run.lessons))]
+    numbers, lengths = [len(chunks) for chunks in prompts], [len(chunk) for chunks in prompts for chunk in chunks]
     config, model = run.config, run.model
     return AdapterCard(
         architecture=model.adapter_identity["architecture"],
@@ -269,9 +281,10 @@ def _card(run: _Run, data: str) -> AdapterCard:
             "learning_rate": config.learning_rate,
             "embedding_spread": run.unit,
             "lessons": len(run.lessons),
+            "chunks": [min(numbers), max(numbers)],
             "balanced": config.balanced,
             "seed": config.seed,
         },
-        fidelity=run.best_fidelity,
-        without=run.without,
+        fidelity=means(run.best_measured),
+        without=means(run.without),
     )

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvpacket_rag.assembly import prefill
+from kvpacket_rag.errors import InputError
 from kvpacket_rag.model import PacketModel
 from kvpacket_rag.packet import canonical
 from kvpacket_rag.questions import Question, Questions
@@ -39,6 +40,13 @@ class Variety:
     """Numbers of chunks."""
     chunk_tokens: tuple[int, ...] = (96, 128, 160, 256)
     """Longest chunks, tokens."""
+
+    def __post_init__(self) -> None:
+        if not self.k or not self.chunk_tokens or min(*self.k, *self.chunk_tokens) < 1:
+            raise InputError(
+                f"Prompts need at least 1 chunk of at least 1 token; got numbers of chunks {list(self.k)} and lengths "
+                f"{list(self.chunk_tokens)}."
+            )
 
 
 @dataclass(frozen=True)
