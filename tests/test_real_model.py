@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketModel, cli
+from kvpacket_rag.adapter import Adapter
 from kvpacket_rag.assembly import ask, assemble, prefill
 from kvpacket_rag.errors import ModelLoadError
 from kvpacket_rag.generator import generate
@@ -385,6 +386,8 @@ def test_an_adapter_is_trained_on_a_knowledge_base_taken_in_and_an_anchor_tuned(
         2,
         "--held-out",
         2,
+        "--k",
+        2,
         "--parts",
         "anchor=8",
         "--steps",
@@ -404,6 +407,7 @@ def test_an_adapter_is_trained_on_a_knowledge_base_taken_in_and_an_anchor_tuned(
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["history"]
     assert (folder / "report.png").exists()
     made = adapter if offered.returncode == 0 else folder / "rejected.safetensors"
+    assert Adapter.load(made).card.training["chunks"] == [2, 2]
     assert "uses" in run("adapt", kb, made)
     assert json.loads(run("info", kb, "--json"))["facts"]["settings"]["anchor"] == "trained"
     assert "plum cake" in run("ask", kb, CAKE, "--k", 2)

@@ -177,6 +177,7 @@ def test_the_first_line_that_is_a_question_is_taken(store: DocumentStore, monkey
         (["train", "--format", "needle", "--parts", "anchor=0"], "at least one embedding"),
         (["train", "--format", "needle", "--parts", "anchor"], "must be like"),
         (["train", "--format", "needle", "--anchor", "corpus"], "passages, opening or none"),
+        (["train", "--format", "needle", "--k", "0"], "at least 1 chunk"),
         (["adapt", "kb", "no-file"], "no-file"),
         (["tune-anchor", "no-kb"], "no-kb"),
     ],
