@@ -45,7 +45,7 @@ LAYERS = [
     ["baselines.epic", "baselines.cacheblend", "baselines.samkv", "baselines.a3", "baselines.random_tokens"],
     ["baselines.registry"],
     ["baselines"],
-    ["training.loss", "training.checkpoint", "training.parts"],
+    ["training.loss", "training.checkpoint", "training.gate", "training.parts"],
     ["training.config", "training.lessons"],
     ["training.student"],
     ["training.distill"],

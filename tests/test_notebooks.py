@@ -59,9 +59,11 @@ def test_the_first_steps_run_and_running_a_cell_again_changes_nothing(tmp_path: 
 def test_an_adapter_is_trained_and_judged(tmp_path: Path):
     cells, printed = run("train_adapter.ipynb", tmp_path, 1)
     assert "8 questions, 4 steps" in printed
-    judged = re.findall(r"held out, parts: before (0\.\d{4}), after (0\.\d{4}), accepted: (True|False)", printed)
-    ((before, after, accepted),) = judged
-    assert (float(after) < float(before)) == (accepted == "True")
+    judged = r"held out, parts: before (0\.\d{4}), after (0\.\d{4}), error (0\.\d{4}), accepted: (True|False)"
+    ((before, after, error, accepted),) = re.findall(judged, printed)
+    rounding = 0.00015
+    beyond = float(before) - float(after) - float(error)
+    assert beyond > -rounding if accepted == "True" else beyond < rounding
     assert printed.count("What does the magnesium anode cost?\nWith full prefill:") == (2 if accepted == "True" else 1)
     assert printed.count("Not accepted") == (0 if accepted == "True" else 1)
     assert (tmp_path / "notebook-kb" / "parts" / "parts.safetensors").exists() == (accepted == "True")
