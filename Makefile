@@ -21,7 +21,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed  ## build a knowledge base from examples/corpus and ask five questions
 	$(BIN)/python examples/demo.py
 
-test: check extras  ## everything: lint, types, tests
+test:  ## everything: lint, types, the package as it is installed, tests
+	$(MAKE) --no-print-directory -j 2 check extras
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 extras: $(VENV)/.extras  ## the wheel installed alone, and with each extra
