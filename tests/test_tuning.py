@@ -154,6 +154,14 @@ def test_an_empty_store_has_nothing_to_ask_about(open_store, tmp_path: Path):
         write_samples(open_store(), 2, 2, 0, tmp_path / "q.jsonl")
 
 
+def test_when_the_model_writes_no_question_at_all_more_are_to_be_asked_for(
+    store: DocumentStore, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(writing, "write_question", lambda *_: "")
+    with pytest.raises(InputError, match="no question about any of 3 chunks; ask for more"):
+        write_samples(store, 3, 2, 0, tmp_path / "q.jsonl")
+
+
 @pytest.mark.parametrize(
     ("written", "question"),
     [

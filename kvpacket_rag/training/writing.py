@@ -47,7 +47,7 @@ def write_samples(
 
     The chunk asked about is among them. Chunks are drawn at random, each as often as any other; a sample's row is
     its chunk's number. Questions are kept in `file` as JSON lines and not written again.
-    Raises `InputError` for an empty store.
+    Raises `InputError` for an empty store, and if the model wrote no question at all.
     """
     chunks = store.chunks()
     if not chunks:
@@ -66,6 +66,8 @@ def write_samples(
             samples.append(_sample(store, known[key], chunk, number, k))
         if progress is not None:
             progress(done + 1, n)
+    if not samples:
+        raise InputError(f"The model wrote no question about any of {n} chunks; ask for more questions.")
     return samples
 
 
