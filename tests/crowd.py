@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -30,8 +31,12 @@ def open_at(place: dict[str, str]) -> DocumentStore:
     )
 
 
-def run(place: dict[str, str], owner: int, seconds: float, results) -> None:
-    """Add, update, remove, ask and collect garbage at random; reports the own documents' last versions, and what went wrong."""
+def run(place: dict[str, str], environment: dict[str, str], owner: int, seconds: float, results) -> None:
+    """Add, update, remove, ask and collect garbage at random; reports the own documents' last versions, and what went wrong.
+
+    environment: that of the test, since the fork server has the one it was started with.
+    """
+    os.environ.update(environment)
     dice, versions, wrong, counts = random.Random(owner), {}, [], {}
     try:
         store = open_at(place)

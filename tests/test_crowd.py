@@ -41,9 +41,12 @@ def state(store):
 
 
 def test_the_end_is_that_of_doing_all_one_after_another(place, tmp_path):
-    context = multiprocessing.get_context("spawn" if "blobs" in place else "forkserver")
+    context = multiprocessing.get_context("forkserver")
     results = context.Queue()
-    processes = [context.Process(target=crowd.run, args=(place, owner, SECONDS, results)) for owner in range(PROCESSES)]
+    processes = [
+        context.Process(target=crowd.run, args=(place, dict(os.environ), owner, SECONDS, results))
+        for owner in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
     ended = [results.get(timeout=SECONDS + 120) for _ in processes]
