@@ -27,9 +27,9 @@ test:  ## everything: lint, types, the package as it is installed, tests
 
 extras: $(VENV)/.extras  ## the wheel installed alone, and with each extra
 
-$(VENV)/.extras: pyproject.toml constraints.txt tests/extras.py | $(BIN)/python
+$(VENV)/.extras: pyproject.toml constraints.txt tests/support/extras.py | $(BIN)/python
 	rm -rf $(VENV)/extras
-	$(BIN)/python tests/extras.py $(VENV)/extras
+	$(BIN)/python tests/support/extras.py $(VENV)/extras
 	rm -rf $(VENV)/extras
 	@touch $@
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 __all__ = [
-    "Answered", "DamageFound", "DocumentRemoved", "DocumentStored", "Event", "Events", "Hook", "PacketsBuilt", "PacketsEvicted",
+    "AddReport", "Answered", "BuildListener", "BuildProgress", "DamageFound", "DocumentRemoved", "DocumentStored", "Event", "Events", "Hook", "PacketsBuilt", "PacketsEvicted",
     "PacketsLoaded", "Searched",
 ]  # fmt: skip
 
@@ -113,3 +113,45 @@ class Events:
                 hook(event)
             except Exception:
                 logger.exception("A hook failed on %s; the work goes on.", type(event).__name__)
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """How far a build is."""
+
+    documents: int
+    """Documents committed or found unchanged."""
+    total: int | None
+    """Documents in all; None where they come from an iterator."""
+    chunks: int
+    """Chunks encoded in this build."""
+    tokens: int
+    """Their tokens."""
+    seconds: float
+    """Time spent so far."""
+
+
+BuildListener = Callable[[BuildProgress], None]
+"""Who is told how far a build is."""
+
+
+@dataclass(frozen=True)
+class AddReport:
+    """What an `add` did."""
+
+    added: int = 0
+    """Documents that were new."""
+    updated: int = 0
+    """Documents that took the place of an older version."""
+    unchanged: int = 0
+    """Documents that were in the store already, word for word."""
+    chunks: int = 0
+    """Chunks of added and updated documents."""
+    packets_built: int = 0
+    """Packets the model computed."""
+    tokens_built: int = 0
+    """Tokens of the packets built; chunks whose packet existed cost none."""
+    seconds: float = 0.0
+    """Time spent."""
+    failed: tuple[tuple[str, str], ...] = ()
+    """Files found in folders that could not be read: (path, reason)."""

@@ -21,14 +21,14 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from kvpacket_rag.chunking import Document
-from kvpacket_rag.documents import DocumentStore
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.corpus.document import Document
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
+from kvpacket_rag.store.document_store import DocumentStore
 
 transformers.utils.logging.disable_progress_bar()
 if sys.platform != "win32":
     # Before the first test forks: children find everything imported, whichever test comes first.
-    multiprocessing.set_forkserver_preload(["tests.crash_child"])
+    multiprocessing.set_forkserver_preload(["tests.support.crash_child"])
 
 SPECIALS = ["<pad>", "<bos>", "<|im_start|>", "<|im_end|>"]
 CHARACTERS = [chr(c) for c in range(32, 127)] + ["\n", "é", "ü", "·", "…"]

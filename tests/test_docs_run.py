@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import typer
 
-from kvpacket_rag.cli import app
-from kvpacket_rag.documents import DocumentStore
-from kvpacket_rag.model import packet_model
-from kvpacket_rag.model.loading import Loaded
+from kvpacket_rag.cli.main import app
+from kvpacket_rag.engine.transformers import packet_model
+from kvpacket_rag.engine.transformers.loading import Loaded
+from kvpacket_rag.store.document_store import DocumentStore
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

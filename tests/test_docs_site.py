@@ -24,9 +24,9 @@ from kvpacket_rag import (
     errors,
     events,
 )
-from kvpacket_rag.cli import app
-from kvpacket_rag.settings import Settings
-from kvpacket_rag.store_settings import StoreSettings
+from kvpacket_rag.cli.main import app
+from kvpacket_rag.engine.settings import Settings
+from kvpacket_rag.store.settings import StoreSettings
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

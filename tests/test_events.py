@@ -7,12 +7,11 @@ import logging
 import pytest
 
 from kvpacket_rag import events
-from kvpacket_rag.chunking import Document
+from kvpacket_rag.answering.rag import RAG
+from kvpacket_rag.corpus.document import Document
 from kvpacket_rag.errors import DamagedError
-from kvpacket_rag.metrics import Metrics
-from kvpacket_rag.rag import RAG
-
-from .conftest import handbook
+from kvpacket_rag.serve.metrics import Metrics
+from tests.conftest import handbook
 
 QUESTION = "how long does the battery last"
 

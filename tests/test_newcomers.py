@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvpacket_rag import RAG, Adapter, Document, DocumentStore, GenerationConfig, PacketModel, cli, import_bundle
+from kvpacket_rag import RAG, Adapter, Document, DocumentStore, GenerationConfig, PacketModel, import_bundle
+from kvpacket_rag.cli import main as cli
 from kvpacket_rag.errors import KVPacketError
-
-from .conftest import HashEmbedder, handbook, tiny_model
+from tests.conftest import HashEmbedder, handbook, tiny_model
 
 FOREIGN = re.compile(r"object has no attribute|not supported between|is not iterable|NoneType' object|Traceback")
 

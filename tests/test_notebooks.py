@@ -10,8 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from .notebooks import run_notebook
-from .watching import EXAMPLES
+from tests.support.notebooks import run_notebook
+from tests.support.watching import EXAMPLES
 
 pytestmark = pytest.mark.timeout(900)  # with a real model, on one core that others use too
 

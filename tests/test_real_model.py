@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketModel, cli
-from kvpacket_rag.adapter import Adapter
-from kvpacket_rag.assembly import ask, assemble, prefill
+from kvpacket_rag import RAG, Document, DocumentStore, GenerationConfig, PacketModel
+from kvpacket_rag.answering.generation import generate
+from kvpacket_rag.cli import main as cli
+from kvpacket_rag.engine.anchors import PacketSpec
+from kvpacket_rag.engine.assembly import ask, assemble, prefill
+from kvpacket_rag.engine.settings import Settings
 from kvpacket_rag.errors import ModelLoadError
-from kvpacket_rag.generator import generate
-from kvpacket_rag.precision import storage_named
-from kvpacket_rag.recipe import PacketRecipe
-from kvpacket_rag.settings import Settings
+from kvpacket_rag.packets.adapter import Adapter
+from kvpacket_rag.packets.number_formats import storage_named
 
 ROOT = Path(__file__).parent.parent
 NOTES = {
@@ -82,11 +83,11 @@ def test_greedy_full_prefill_is_generate_of_transformers(smollm):
 
 def divergence(model, anchor: str) -> float:
     """Mean KL of the answer tokens' distribution to full prefill, over questions on all three notes."""
-    from kvpacket_rag.anchor import Anchor
+    from kvpacket_rag.packets.anchor import Anchor
 
-    recipe = PacketRecipe.of(model, Anchor(anchor), storage_named(None))
+    spec = PacketSpec.of(model, Anchor(anchor), storage_named(None))
     chunks = ids(model, *NOTES.values())
-    packets = model.encode(chunks, anchor=recipe.anchor_ids)
+    packets = model.encode(chunks, anchor=spec.anchor_ids)
     total = []
     for question, answer in (
         (CAKE, "A plum cake with cardamom."),

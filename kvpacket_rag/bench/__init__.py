@@ -1,1 +1,4 @@
-"""Measurements on this machine. Every comparison is a ratio of two sides measured in turns in one run."""
+"""Measurements: fidelity to full prefill with its measures, anchors compared for a store, and reports.
+
+Every comparison measures its sides in turns in one run. It imports `training.samples`, `training.teacher` and every part below.
+"""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvpacket_rag import __version__
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 
 __all__ = ["machine", "versions"]
 

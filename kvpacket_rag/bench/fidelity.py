@@ -15,16 +15,17 @@ from pathlib import Path
 
 import torch
 
-from kvpacket_rag.baselines import AbstractMethod, Begun
 from kvpacket_rag.bench.environment import versions
-from kvpacket_rag.domains import Domain
+from kvpacket_rag.bench.measures import divergence, exact_match, f1
+from kvpacket_rag.bench.methods.base import AbstractMethod, Begun
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.fidelity import contains, divergence, exact_match, f1
-from kvpacket_rag.journal import append_lines, read_lines
-from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import Packet
-from kvpacket_rag.questions import Question, Questions
-from kvpacket_rag.teacher import Taught, continue_greedily, teach
+from kvpacket_rag.packets.packet import Packet
+from kvpacket_rag.training.journal import append_lines, read_lines
+from kvpacket_rag.training.samples.domains import Domain
+from kvpacket_rag.training.samples.prompts import Question, Questions
+from kvpacket_rag.training.samples.sample import contains
+from kvpacket_rag.training.teacher import Taught, continue_greedily, teach
 
 __all__ = ["FidelityConfig", "Record", "run"]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from kvpacket_rag.bench.environment import machine, versions
 from kvpacket_rag.bench.fidelity import FidelityConfig, Record
-from kvpacket_rag.domains import Domain
-from kvpacket_rag.fidelity import interval, ratio_interval
-from kvpacket_rag.model import PacketModel
-from kvpacket_rag.plots import new_figure
+from kvpacket_rag.bench.measures import interval, ratio_interval
+from kvpacket_rag.display.plots import new_figure
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
+from kvpacket_rag.training.samples.domains import Domain
 
 __all__ = ["summarise", "write_report"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvpacket_rag.bench.environment import versions
-from kvpacket_rag.bench.timing import Spread
-from kvpacket_rag.plots import new_figure
+from kvpacket_rag.bench.speed.timing import Spread
+from kvpacket_rag.display.plots import new_figure
 
 __all__ = ["Column", "Picture", "Report", "Table", "Value", "markdown", "write_report"]
 

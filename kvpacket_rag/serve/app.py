@@ -14,14 +14,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvpacket_rag import __version__
+from kvpacket_rag.answering.rag import RAG
 from kvpacket_rag.errors import KVPacketError, require
-from kvpacket_rag.metrics import Metrics
-from kvpacket_rag.rag import RAG
+from kvpacket_rag.serve.access import AccessGuard
 from kvpacket_rag.serve.chat import chat_routes
-from kvpacket_rag.serve.failures import describe
-from kvpacket_rag.serve.gate import Gate, Guard, Limits
-from kvpacket_rag.serve.library import library_routes
-from kvpacket_rag.serve.wire import error_body
+from kvpacket_rag.serve.documents import library_routes
+from kvpacket_rag.serve.errors import describe
+from kvpacket_rag.serve.limits import BodyLimit, ConcurrencyLimit, Limits
+from kvpacket_rag.serve.metrics import Metrics
+from kvpacket_rag.serve.openai_api import error_body
 
 __all__ = ["create_app"]
 
@@ -42,12 +43,13 @@ def create_app(
     """
     limits = limits or Limits()
     app = FastAPI(title="kvpacket-rag", version=__version__, docs_url=None, redoc_url=None)
-    app.include_router(chat_routes(rag, Gate(limits.concurrent, limits.waiting)))
-    app.include_router(library_routes(rag.store, Gate(1, ADDING_WAITING)))
+    app.include_router(chat_routes(rag, ConcurrencyLimit(limits.concurrent, limits.waiting)))
+    app.include_router(library_routes(rag.store, ConcurrencyLimit(1, ADDING_WAITING)))
     _page(app)
     _care(app, metrics)
     _errors(app)
-    app.add_middleware(Guard, key=api_key, body_bytes=limits.body_bytes, hosts=hosts, origins=tuple(origins))
+    app.add_middleware(BodyLimit, body_bytes=limits.body_bytes)
+    app.add_middleware(AccessGuard, key=api_key, hosts=hosts, origins=tuple(origins))
     if origins:  # outermost: a browser asks without a key whether it may ask
         app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"])
     return app

@@ -14,14 +14,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvpacket_rag.answer import Answer, AnswerStream
+from kvpacket_rag.answering.answer import Answer, AnswerStream
+from kvpacket_rag.answering.async_steps import steps_in_thread
+from kvpacket_rag.answering.generation import GenerationConfig
+from kvpacket_rag.answering.rag import RAG
 from kvpacket_rag.errors import KVPacketError
-from kvpacket_rag.generator import GenerationConfig
-from kvpacket_rag.rag import RAG
-from kvpacket_rag.serve.failures import describe
-from kvpacket_rag.serve.gate import Gate
-from kvpacket_rag.serve.wire import ChatRequest, Conversation, check_model, completion, event, piece
-from kvpacket_rag.threads import steps_in_thread
+from kvpacket_rag.serve.errors import describe
+from kvpacket_rag.serve.limits import ConcurrencyLimit
+from kvpacket_rag.serve.openai_api import ChatRequest, Conversation, check_model, completion, event, piece
 
 __all__ = ["chat_routes", "model_name"]
 
@@ -34,7 +34,7 @@ def model_name(rag: RAG) -> str:
 
 
 async def _answering(
-    rag: RAG, wanted: ChatRequest, config: GenerationConfig, gate: Gate
+    rag: RAG, wanted: ChatRequest, config: GenerationConfig, gate: ConcurrencyLimit
 ) -> AsyncGenerator[AnswerStream[Answer] | str, None]:
     """Wait for a turn; then yield the stream of an answer, and the pieces of its text."""
     talk, options = Conversation(wanted.messages), wanted.kvpacket
@@ -49,7 +49,7 @@ async def _answering(
                 yield text
 
 
-def chat_routes(rag: RAG, gate: Gate) -> APIRouter:
+def chat_routes(rag: RAG, gate: ConcurrencyLimit) -> APIRouter:
     """Make the routes that answer questions."""
     router, model = APIRouter(), model_name(rag)
     about = {"id": model, "object": "model", "created": 0, "owned_by": "kvpacket"}

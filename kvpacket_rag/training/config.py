@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvpacket_rag.anchor import Anchor
 from kvpacket_rag.errors import InputError
+from kvpacket_rag.packets.anchor import Anchor
 from kvpacket_rag.training.parts import Sizes, Start
 
 __all__ = ["DistillConfig"]

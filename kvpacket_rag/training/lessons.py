@@ -16,14 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from kvpacket_rag.assembly import prefill
+from kvpacket_rag.engine.assembly import prefill
+from kvpacket_rag.engine.protocol import Engine
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import canonical
-from kvpacket_rag.questions import Question, Questions
-from kvpacket_rag.samples import Sample
-from kvpacket_rag.teacher import continue_greedily
+from kvpacket_rag.packets.fingerprint import canonical
 from kvpacket_rag.training.loss import TopLogits, top_logits
+from kvpacket_rag.training.samples.prompts import Question, Questions
+from kvpacket_rag.training.samples.sample import Sample
+from kvpacket_rag.training.teacher import continue_greedily
 
 __all__ = ["Lesson", "Lessons", "TaughtLesson", "Variety", "draw_lessons"]
 
@@ -70,7 +70,7 @@ class TaughtLesson:
 
 
 def draw_lessons(
-    model: PacketModel, domains: Sequence[tuple[str, Sequence[Sample]]], variety: Variety, seed: int
+    model: Engine, domains: Sequence[tuple[str, Sequence[Sample]]], variety: Variety, seed: int
 ) -> list[Lesson]:
     """Make a prompt of every sample, with numbers and lengths of chunks drawn from `variety`, domains in turns.
 
@@ -92,7 +92,7 @@ def draw_lessons(
 class Lessons:
     """Lessons by number, each taught once and kept in a folder."""
 
-    def __init__(self, model: PacketModel, lessons: Sequence[Lesson], folder: Path, *, answer_tokens: int) -> None:
+    def __init__(self, model: Engine, lessons: Sequence[Lesson], folder: Path, *, answer_tokens: int) -> None:
         self._model, self._lessons, self._folder, self._most = model, lessons, folder, answer_tokens
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -12,10 +12,11 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from kvpacket_rag.adapter import PARTS
-from kvpacket_rag.anchor import Anchor, anchor_ids
+from kvpacket_rag.engine.anchors import anchor_ids
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.packets.adapter import PARTS
+from kvpacket_rag.packets.anchor import Anchor
 
 __all__ = ["Sizes", "Start", "spread", "start_values"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kvpacket_rag.plots import new_figure
+from kvpacket_rag.display.plots import new_figure
 from kvpacket_rag.training.config import DistillConfig
-from kvpacket_rag.training.distill import Trained
+from kvpacket_rag.training.distillation import Trained
 
 __all__ = ["write_report"]
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvpacket_rag.anchor import Anchor, anchor_ids
-from kvpacket_rag.model import PacketModel
-from kvpacket_rag.packet import Packet
-from kvpacket_rag.teacher import forced_logits
+from kvpacket_rag.engine.anchors import anchor_ids
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
+from kvpacket_rag.packets.anchor import Anchor
+from kvpacket_rag.packets.packet import Packet
 from kvpacket_rag.training.config import DistillConfig
 from kvpacket_rag.training.lessons import Lesson, TaughtLesson
+from kvpacket_rag.training.teacher import forced_logits
 
 __all__ = ["packets_of", "student_logits"]
 

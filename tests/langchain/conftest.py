@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpacket_rag.documents import DocumentStore
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
+from kvpacket_rag.store.document_store import DocumentStore
 
 CORPUS = Path(__file__).parents[2] / "examples" / "corpus"
 

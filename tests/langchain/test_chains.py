@@ -13,17 +13,16 @@ from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.bench.measures import f1
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.fidelity import f1
+from kvpacket_rag.store.document_store import DocumentStore
 from langchain_kvpacket import (
     ChatKVPacket,
     KVPacketRetriever,
     create_kvpacket_documents_chain,
     create_kvpacket_retrieval_chain,
 )
-
-from ..watching import example
+from tests.support.watching import example
 
 
 class Seen(BaseCallbackHandler):

@@ -21,14 +21,13 @@ from langchain_core.messages import (
 )
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
-from kvpacket_rag.conversation import Conversation, Turn
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.answering.conversation import Conversation, Turn
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 from kvpacket_rag.errors import BudgetError, InputError, NotFoundError
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.store.document_store import DocumentStore
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever, format_packets
-
-from ..conftest import blob_bytes, tiny_model
-from ..watching import ticking
+from tests.conftest import blob_bytes, tiny_model
+from tests.support.watching import ticking
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
-from ..notebooks import run_notebook
-from ..watching import EXAMPLES
+from tests.support.notebooks import run_notebook
+from tests.support.watching import EXAMPLES
 
 
 def test_the_notebook_runs_and_needs_three_changed_lines(tmp_path: Path):

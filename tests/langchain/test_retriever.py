@@ -14,12 +14,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 
 from kvpacket_rag import Document as StoredDocument
-from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import InputError
+from kvpacket_rag.store.document_store import DocumentStore
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
-
-from ..conftest import HANDBOOK, HashEmbedder, handbook
-from ..watching import encoding
+from tests.conftest import HANDBOOK, HashEmbedder, handbook
+from tests.support.watching import encoding
 
 QUESTION = "How long does the battery of the lamp last?"
 

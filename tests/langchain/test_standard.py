@@ -19,8 +19,8 @@ from langchain_tests.integration_tests import (
 )
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 
-from kvpacket_rag.documents import DocumentStore
-from kvpacket_rag.embedding import SentenceEmbedder
+from kvpacket_rag.retrieval.embedder import SentenceEmbedder
+from kvpacket_rag.store.document_store import DocumentStore
 from langchain_kvpacket import (
     ChatKVPacket,
     KVPacketEmbeddings,
@@ -28,8 +28,7 @@ from langchain_kvpacket import (
     KVPacketVectorStore,
     LangChainEmbedder,
 )
-
-from ..conftest import HashEmbedder, handbook, tiny_model
+from tests.conftest import HashEmbedder, handbook, tiny_model
 
 MODEL = tiny_model()
 

@@ -12,13 +12,12 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.indexing import InMemoryRecordManager, index
 
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 from kvpacket_rag.errors import InputError, MismatchError
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.store.document_store import DocumentStore
 from langchain_kvpacket import ChatKVPacket, KVPacketRetriever, KVPacketVectorStore, LangChainEmbedder
-
-from ..conftest import HANDBOOK, handbook
-from ..watching import encoding
+from tests.conftest import HANDBOOK, handbook
+from tests.support.watching import encoding
 
 COLOURS = [f"The house of number {n} is painted in colour {n}." for n in range(12)]
 

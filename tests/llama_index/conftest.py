@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 from llama_index.core.settings import _Settings
 
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.store.document_store import DocumentStore
 from llama_index_kvpacket import KVPacketEmbedding, KVPacketLLM, KVPacketVectorStore, LlamaIndexEmbedder
-
-from ..conftest import HashEmbedder
+from tests.conftest import HashEmbedder
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from llama_index.core import VectorStoreIndex
 
-from kvpacket_rag.fidelity import f1
-from kvpacket_rag.model import PacketModel
+from kvpacket_rag.bench.measures import f1
+from kvpacket_rag.engine.transformers.packet_model import PacketModel
 from llama_index_kvpacket import KVPacketEmbedding
-
-from ..notebooks import run_notebook
-from ..watching import EXAMPLES, example
+from tests.support.notebooks import run_notebook
+from tests.support.watching import EXAMPLES, example
 
 
 def test_an_engine_with_three_changed_lines_answers_the_same_from_packets(tmp_path: Path):

@@ -14,13 +14,12 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import LLM, ChatMessage, ImageBlock, MessageRole
 from llama_index.core.memory import ChatMemoryBuffer
 
-from kvpacket_rag.conversation import Conversation
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.answering.conversation import Conversation
 from kvpacket_rag.errors import BudgetError, InputError
+from kvpacket_rag.store.document_store import DocumentStore
 from llama_index_kvpacket import KVPacketAnswerEvent, KVPacketLLM, KVPacketLoadEvent, KVPacketRetriever
-
-from ..conftest import tiny_model
-from ..watching import ticking
+from tests.conftest import tiny_model
+from tests.support.watching import ticking
 
 
 def prompt_of(store: DocumentStore, *numbers: int) -> str:

@@ -15,10 +15,10 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.types import MetadataFilter, MetadataFilters
 
-from kvpacket_rag.conversation import Passage
-from kvpacket_rag.documents import DocumentStore
+from kvpacket_rag.answering.conversation import Passage
+from kvpacket_rag.answering.rag import RAG
 from kvpacket_rag.errors import InputError
-from kvpacket_rag.rag import RAG
+from kvpacket_rag.store.document_store import DocumentStore
 from llama_index_kvpacket import (
     KVPacketEmbedding,
     KVPacketLLM,
@@ -27,9 +27,8 @@ from llama_index_kvpacket import (
     KVPacketSynthesizer,
     KVPacketVectorStore,
 )
-
-from ..conftest import HANDBOOK, HashEmbedder
-from ..watching import ticking
+from tests.conftest import HANDBOOK, HashEmbedder
+from tests.support.watching import ticking
 
 QUESTION = "How long does the battery of the lamp last?"
 

@@ -25,12 +25,11 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
 )
 
-from kvpacket_rag.documents import DocumentStore
 from kvpacket_rag.errors import DamagedError, InputError, MismatchError, NotFoundError
+from kvpacket_rag.store.document_store import DocumentStore
 from llama_index_kvpacket import KVPacketEmbedding, KVPacketVectorStore
 from llama_index_kvpacket.filters import passes
-
-from ..conftest import handbook
+from tests.conftest import handbook
 
 COLOURS = [f"The house of number {n} is painted in colour {n}." for n in range(12)]
 

@@ -1,0 +1,192 @@
+"""Questions to answers: search, assemble, generate, and say what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvpacket_rag.answering.answer import Answer, AnswerStream, Timings, Usage
+from kvpacket_rag.answering.comparison import Comparison
+from kvpacket_rag.answering.generation import GenerationConfig, generate_rows
+from kvpacket_rag.answering.prompt import Block, PreparedPrompt, blocks, show
+from kvpacket_rag.answering.running_answer import RunningAnswer, begin, report, stopping, stream
+from kvpacket_rag.engine.assembly import Method, Need, Segment, fit
+from kvpacket_rag.engine.chat import PromptStyle
+from kvpacket_rag.errors import InputError, NotFoundError, check_kind
+from kvpacket_rag.retrieval.filters import Filter
+from kvpacket_rag.retrieval.search import Hit
+from kvpacket_rag.store.document_store import DocumentStore
+
+__all__ = ["RAG"]
+
+
+@dataclass(frozen=True, eq=False)
+class RAG:
+    """Answers questions from a document store."""
+
+    store: DocumentStore
+    k: int = 4
+    """Chunks in the context."""
+    best_last: bool = True
+    """Place the best-ranked chunk last, next to the question, where small models read best; else first."""
+    style: PromptStyle = field(default_factory=PromptStyle)
+    config: GenerationConfig = field(default_factory=GenerationConfig)
+
+    def __post_init__(self) -> None:
+        check_kind(self.store, DocumentStore, "The store of a RAG", "Open one with DocumentStore.open(...).")
+        check_kind(self.style, PromptStyle, "The style of a RAG")
+        check_kind(self.config, GenerationConfig, "The config of a RAG")
+
+    def ask(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> Answer:  # fmt: skip
+        """Answer a question.
+
+        method: "packet" takes the documents' states from packets, "full" computes the whole prompt.
+        history: earlier turns, oldest first, as `{"role": ..., "content": ...}`.
+        Raises `InputError` for an empty question or k below 1, `NotFoundError` for a store without documents,
+        `BudgetError` if the question does not fit the model's window.
+        """
+        stream = self.stream(question, k=k, method=method, filter=filter, history=history, config=config)
+        for _ in stream:
+            pass
+        return stream.answer
+
+    def stream(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> AnswerStream[Answer]:  # fmt: skip
+        """Like `ask`, but yields the text piece by piece. Errors are raised here, before the first piece."""
+        config = self._config(config)
+        hits, prompt = self._prepare(question, k, method, filter, history, config)
+        answering = begin(self.store.model, prompt, config.max_new_tokens)
+        return stream(self.store.model, answering, config, lambda done: _answer(hits, done), self.store.events)
+
+    def ask_batch(
+        self,
+        questions: Sequence[str],
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,
+        config: GenerationConfig | None = None,
+    ) -> list[Answer]:
+        """Answer several questions from packets, read one after another and decoded together.
+
+        A question's time to its first token includes the prompt of the others. Raises what `ask` raises.
+        """
+        config = self._config(config)
+        check_kind(questions, (list, tuple), "The questions of a batch")
+        model, bridge = self.store.model, self.store.model.adapter.bridge
+        prepared = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
+        if not prepared:
+            return []
+        rows = [prompt for _, prompt in prepared]
+        longest = max(row.length + len(bridge) for row in rows)
+        cache = model.allocate(longest + config.max_new_tokens, rows=len(rows))
+        answering: list[RunningAnswer] = []
+        for number, row in enumerate(rows):
+            start = longest - row.length - (len(bridge) if row.packets else 0)
+            cache.clear(0, start, number)
+            answering.append(begin(model, row, config.max_new_tokens, cache.view(number, start)))
+        steps = generate_rows(
+            model,
+            [row.context for row in answering],
+            torch.cat([row.logits for row in answering]),
+            stopping(config, rows[0]),
+            cache=cache.filled(longest),
+        )
+        for step in steps:
+            for answer, new in zip(answering, step, strict=True):
+                answer.take(new)
+        for done in answering:
+            report(self.store.events, done)
+        return [_answer(hits, done) for (hits, _), done in zip(prepared, answering, strict=True)]
+
+    def compare(
+        self, question: str, *, k: int | None = None, filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Answer with full prefill, then from packets, each as `ask` does, and set both side by side.
+
+        Both times include the search. Packets come from memory or disk; those not stored are built, which the answer
+        counts, and which the next comparison no longer needs. Model and embedder are loaded before, so that the first
+        answer does not pay for both. Raises what `ask` raises.
+        """
+        self.store.load()
+        methods: tuple[Method, Method] = ("full", "packet")
+        full, packet = (
+            self.ask(question, k=k, method=method, filter=filter, history=history, config=config) for method in methods
+        )
+        return Comparison(question, packet, full)
+
+    def prompt(
+        self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
+        history: Sequence[Mapping[str, str]] = (),
+    ) -> tuple[Block, ...]:  # fmt: skip
+        """What the model would see, in pieces that end at the borders of packets; packets that are not stored are built.
+
+        Raises what `ask` raises.
+        """
+        _, prompt = self._prepare(question, k, method, filter, history, self.config)
+        return blocks(self.store.model, prompt)
+
+    def show_prompt(
+        self, question: str, *, k: int | None = None, filter: Filter | None = None, history: Sequence[Mapping[str, str]] = (),
+    ) -> str:  # fmt: skip
+        """What the model would see, with special tokens, and with the borders of packets marked."""
+        return show(self.prompt(question, k=k, filter=filter, history=history))
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _config(self, given: GenerationConfig | None) -> GenerationConfig:
+        """The settings of a question."""
+        config = given or self.config
+        check_kind(config, GenerationConfig, "The config of a question")
+        return config
+
+    def _prepare(
+        self,
+        question: str,
+        k: int | None,
+        method: Method,
+        filter: Filter | None,
+        history: Sequence[Mapping[str, str]],
+        config: GenerationConfig,
+    ) -> tuple[list[Hit], PreparedPrompt]:
+        """Search, choose what fits, and load its packets; returns the chunks in the context, best first, as well."""
+        started = time.perf_counter()
+        if method not in ("packet", "full"):
+            raise InputError(f"method must be 'packet' or 'full', got {method!r}.")
+        model = self.store.model
+        prompt = model.text.prompt(question, style=self.style, history=history)
+        hits = self.store.search(question, self.k if k is None else k, filter=filter)
+        if not hits and filter is None:
+            raise NotFoundError(
+                f"The store at {self.store.location} has no documents. Add some with `kvpacket add {self.store.location} PATH...`."
+            )
+        searched = time.perf_counter()
+        adapter = model.adapter
+        around, soft = (
+            (len(adapter.header) + len(adapter.trailer), len(adapter.bridge)) if method == "packet" else (0, 0)
+        )
+        need = Need(len(prompt.prefix), len(prompt.tail) + soft, config.max_new_tokens)
+        kept = fit([len(hit.chunk.token_ids) + around for hit in hits], need, model.max_positions)
+        dropped = tuple(hit.chunk.id for hit in hits[kept:])
+        hits = hits[:kept]
+        chunks = tuple(hit.chunk for hit in (hits[::-1] if self.best_last else hits))
+        loaded = self.store.packets(chunks) if method == "packet" else None
+        timings = Timings(search=searched - started, load=time.perf_counter() - searched)
+        usage = Usage(packets_built=loaded.built if loaded else 0, dropped=dropped)
+        segments: tuple[Segment, ...] = loaded.packets if loaded else tuple(chunk.token_ids for chunk in chunks)
+        return hits, PreparedPrompt(
+            prompt.prefix, segments, prompt.tail, chunks, prompt.stop, method, usage, timings, started
+        )
+
+
+def _answer(hits: Sequence[Hit], answering: RunningAnswer) -> Answer:
+    """The answer that the pieces so far make."""
+    return Answer(answering.text, tuple(hits), answering.cost, answering.timings, answering.prompt.method)

@@ -1,0 +1,90 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvpacket_rag.bench.methods.a3 import A3
+from kvpacket_rag.bench.methods.base import AbstractMethod
+from kvpacket_rag.bench.methods.cacheblend import CacheBlend
+from kvpacket_rag.bench.methods.epic import Epic
+from kvpacket_rag.bench.methods.full import FullPrefill, NoDocuments
+from kvpacket_rag.bench.methods.packets import PacketMethod
+from kvpacket_rag.bench.methods.random_tokens import RandomTokens
+from kvpacket_rag.bench.methods.repair import AbstractRepair
+from kvpacket_rag.bench.methods.samkv import SamKV
+from kvpacket_rag.errors import InputError
+from kvpacket_rag.packets.adapter import Adapter
+from kvpacket_rag.packets.anchor import PASSAGES, Anchor
+from kvpacket_rag.packets.number_formats import QUANTISED
+
+__all__ = ["ALL", "CORE", "make_methods"]
+
+REPAIRS: Mapping[str, type[AbstractRepair]] = {kind.kind: kind for kind in (Epic, CacheBlend, SamKV, A3, RandomTokens)}
+DEFAULT_PERCENT = 30
+MOST_OWN = 4
+"""Passages of the corpus in an anchor that can be asked for by name."""
+
+CORE = ("full", "none", "bare", "paper", "anchored", "packet")
+ALL = (
+    *CORE, "own-2", "sink", "one-anchor", "epic-10", "epic-30", "epic-50", "cacheblend-10", "cacheblend-30", "cacheblend-50",
+    "samkv-30", "a3-30", "random-30",
+)  # fmt: skip
+
+
+def make_methods(
+    names: Sequence[str], *, packet: Adapter | None = None, paper: Adapter | None = None
+) -> list[AbstractMethod]:
+    """Make methods by name; a recomputing one may carry its percentage (`epic-10`), and "all" and "core" are lists.
+
+    packet, paper: the adapters of the methods of these names; without one, its method is left out of lists.
+    Raises `InputError` for an unknown name, or for a method asked for by name whose adapter is missing.
+    """
+    made: dict[str, AbstractMethod] = {}
+    for name in names:
+        lists = {"all": ALL, "core": CORE}
+        for one in lists.get(name, (name,)):
+            if name in lists and {"packet": packet, "paper": paper}.get(one, True) is None:
+                continue
+            method = _make(one, packet, paper)
+            made.setdefault(method.name, method)
+    return list(made.values())
+
+
+def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractMethod:
+    adapters = {"packet": packet, "paper": paper, **{f"packet-{bits}": packet for bits in QUANTISED}}
+    if name in adapters and adapters[name] is None:
+        raise InputError(
+            f"The method {name!r} needs an adapter for this model and none is shipped: train one with `kvpacket train` and "
+            f"name its file with --{'paper-adapter' if name == 'paper' else 'adapter'}, or leave the method out."
+        )
+    plain: dict[str, AbstractMethod] = {
+        "full": FullPrefill(),
+        "none": NoDocuments(),
+        "bare": PacketMethod("bare", Anchor.NONE),
+        "paper": PacketMethod("paper", Anchor.NONE, paper),
+        "sink": PacketMethod("sink", Anchor.OPENING),
+        "one-anchor": PacketMethod("one-anchor", Anchor.PASSAGES),
+        "anchored": PacketMethod("anchored", Anchor.PASSAGES, first=Anchor.OPENING),
+        "packet": PacketMethod("packet", None, packet),
+    }
+    for bits in QUANTISED:
+        plain |= {
+            f"anchored-{bits}": PacketMethod(f"anchored-{bits}", Anchor.PASSAGES, first=Anchor.OPENING, storage=bits),
+            f"packet-{bits}": PacketMethod(f"packet-{bits}", None, packet, storage=bits),
+        }
+    if name in plain:
+        return plain[name]
+    kind, _, percent = name.partition("-")
+    if kind == "passages" and percent.isdigit() and 1 <= int(percent) <= len(PASSAGES):
+        texts = PASSAGES[: int(percent)]
+        return PacketMethod(name, Anchor.CORPUS, first=Anchor.OPENING, texts=texts)
+    if kind == "own" and percent.isdigit() and 1 <= int(percent) <= MOST_OWN:
+        return PacketMethod(name, Anchor.CORPUS, first=Anchor.OPENING, own=int(percent))
+    if kind in REPAIRS and (percent.isdigit() or not percent):
+        return REPAIRS[kind](int(percent or DEFAULT_PERCENT) / 100)
+    raise InputError(
+        f"There is no method {name!r}. There are all, core, {', '.join([*plain, *REPAIRS])}; those that recompute take a "
+        f"percentage, such as epic-10; passages-1 to passages-{len(PASSAGES)} are anchored with fewer passages, own-1 to own-{MOST_OWN} "
+        "with passages of the corpus that is asked about."
+    )

@@ -1,0 +1,56 @@
+"""`kvpacket ask`: answer a question from a knowledge base."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from kvpacket_rag.cli.options import KB, AsJson, MovedModel, open_store
+from kvpacket_rag.cli.output import print_answer, print_json
+
+__all__ = ["ask"]
+
+
+class MethodName(StrEnum):
+    """How the context is made."""
+
+    PACKET = "packet"
+    FULL = "full"
+
+
+def ask(
+    kb: KB,
+    question: Annotated[str, typer.Argument(show_default=False)],
+    k: Annotated[int, typer.Option(help="Chunks in the context.")] = 4,
+    method: Annotated[MethodName, typer.Option(help="packet, or full prefill for comparison.")] = MethodName.PACKET,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    model: MovedModel = None,
+    as_json: AsJson = False,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print what the model sees, packets marked, and stop.")
+    ] = False,
+) -> None:
+    """Answer a question from the documents."""
+    from kvpacket_rag.answering.generation import GenerationConfig
+    from kvpacket_rag.answering.rag import RAG
+
+    with open_store(kb, create=False, model=model) as store:
+        rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))
+        if show_prompt:
+            sys.stdout.write(rag.show_prompt(question) + "\n")
+            return
+        store.load()
+        with rag.stream(question, method=method.value) as stream:
+            for text in stream:
+                if not as_json:
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+        answer = stream.answer
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        sys.stdout.write("\n\n")
+        print_answer(answer)

@@ -1,0 +1,85 @@
+"""What the command prints, and the values that it reads from its options."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvpacket_rag.display.terminal import out
+from kvpacket_rag.errors import InputError
+
+if TYPE_CHECKING:
+    from kvpacket_rag.answering.answer import Answer
+    from kvpacket_rag.store.integrity import VerifyReport
+
+__all__ = ["make_folder", "parse_bytes", "print_answer", "print_json", "print_verification"]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, nothing else."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as 20GB or 1.5 GiB. Raises `InputError` for what is none."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise InputError(f"A size must be like 500MB, 20GB or 1.5GiB; got {text!r}.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for reports, before long work. Raises `InputError` if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"No report can be written to {folder}: {error.strerror}. Choose another folder.") from error
+
+
+def print_answer(answer: Answer) -> None:
+    """Print sources, tokens and timings of an answer."""
+    usage, times = answer.usage, answer.timings
+    for number, hit in enumerate(answer.sources, start=1):
+        out.print(
+            f"  [{number}] {hit.chunk.document}  (part {hit.chunk.ordinal + 1}, score {hit.score:.2f})",
+            markup=False,
+        )
+    out.print(
+        f"\n{usage.reused} tokens reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
+        f"first token after {times.first_token:.2f} s (search {times.search:.2f}, load {times.load:.2f}, "
+        f"assemble {times.assemble:.2f}, question {times.question:.2f}); {usage.answer_tokens} tokens in {times.total:.2f} s."
+    )
+    for note in usage.notes:
+        out.print(note)
+
+
+def print_verification(report: VerifyReport) -> None:
+    """Print what `verify` found, and a closing line."""
+    for key, fault in report.damaged:
+        out.print(f"Damaged: packet {key[:12]}: {fault}.", markup=False)
+    for file in report.orphans:
+        out.print(f"Left over: {file} (`kvpacket gc` removes it).", markup=False)
+    for line in report.database:
+        out.print(f"Database: {line}.", markup=False)
+    if report.repaired:
+        out.print(f"{report.repaired} packets rebuilt.")
+    if report.without_packet:
+        out.print(f"{report.without_packet} chunks have no stored packet; it is built when first used.")
+    out.print(f"{report.packets} packets checked: {'all as written' if report.clean else 'not clean'}.")

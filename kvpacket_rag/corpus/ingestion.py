@@ -1,0 +1,66 @@
+"""From paths to documents: what is read, what would replace something else, what is no longer there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpacket_rag.corpus.document import Document, StoredDocument
+from kvpacket_rag.corpus.readers import SourceFile, find_files, read_file
+from kvpacket_rag.errors import DocumentError, MissingDependencyError
+
+__all__ = ["ReadPaths", "check_sources", "read_paths", "vanished"]
+
+
+@dataclass(frozen=True)
+class ReadPaths:
+    """What some paths hold."""
+
+    files: list[SourceFile]
+    documents: list[Document]
+    failed: tuple[tuple[str, str], ...]
+    """Files found in folders that could not be read: (path, reason)."""
+
+
+def read_paths(paths: Sequence[str | Path] | str | Path) -> ReadPaths:
+    """Read files, and all readable files below folders.
+
+    Raises `DocumentError` for a path that does not exist and for a file named directly that cannot be read.
+    """
+    documents: list[Document] = []
+    failed: list[tuple[str, str]] = []
+    files = find_files([paths] if isinstance(paths, str | Path) else [*paths])
+    for file in files:
+        try:
+            documents += read_file(file)
+        except (DocumentError, MissingDependencyError) as error:
+            if file.explicit:
+                raise
+            failed.append((str(file.path), str(error)))
+    return ReadPaths(files, documents, tuple(failed))
+
+
+def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document], location: str) -> None:
+    """Raise `DocumentError` where one folder's file would replace that of another folder of the same name."""
+    known = {document.id: document.source for document in stored}
+    for document in documents:
+        other = known.get(document.id, document.source)
+        if other != document.source and Path(other).exists():
+            raise DocumentError(
+                f"{document.source} would replace {document.id!r}, which came from {other}. Rename one of the folders, "
+                f"or remove the old document first: kvpacket rm {location} {document.id!r}."
+            )
+        known[document.id] = document.source
+
+
+def vanished(stored: Sequence[StoredDocument], read: ReadPaths) -> list[str]:
+    """Ids of documents that a file held when it was read before, and no longer holds."""
+    names = {document.id for document in read.documents}
+    origins = {str(file.path.resolve()): f"{file.name}#" for file in read.files}
+    sources = {document.source for document in read.documents}
+    return [
+        document.id
+        for document in stored
+        if document.source in sources and document.id not in names and document.id.startswith(origins[document.source])
+    ]

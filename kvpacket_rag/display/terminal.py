@@ -1,0 +1,26 @@
+"""What the command prints: answers, reports and progress bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+__all__ = ["bar", "err", "out"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def bar(*columns: str) -> Progress:
+    """Make a progress bar on the error stream, with more columns of text."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    texts = [TextColumn(column) for column in columns]
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *texts, TimeRemainingColumn(), console=err
+    )

@@ -1,0 +1,120 @@
+"""How a Hugging Face model is called: argument names by release, one caller at a time, gradients only when asked for.
+
+Everything about signatures and outputs of foreign models is here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from kvpacket_rag.engine.fair_lock import FairLock
+from kvpacket_rag.engine.transformers.grouped_attention import use_grouped_attention
+from kvpacket_rag.errors import KVPacketError, UnsupportedModelError
+
+__all__ = ["Forward"]
+
+
+class Forward:
+    """Calls one frozen model. Threads take turns, in the order they ask."""
+
+    def __init__(self, hf_model: Any) -> None:
+        """Freeze the model and look at what its forward pass takes.
+
+        Raises `UnsupportedModelError` if it takes no explicit positions.
+        """
+        self.hf = hf_model.eval().requires_grad_(False)
+        use_grouped_attention(hf_model)
+        self._decoder = hf_model.get_decoder() or hf_model
+        self._turn = FairLock()
+        parameters = inspect.signature(hf_model.forward).parameters
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        if "position_ids" not in parameters:
+            raise UnsupportedModelError(
+                f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
+                reason="recurrent_layers" if "cache_params" in parameters else "cache_layout",
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(next(self.hf.parameters()).device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        dtype: torch.dtype = next(self.hf.parameters()).dtype
+        return dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [..., hidden] of token ids [...]."""
+        embeddings: Tensor = self.hf.get_input_embeddings()(ids.to(self.device))
+        return embeddings
+
+    def keeping(self, keep: int, count: int) -> dict[str, Any]:
+        """The argument by which a pass over `count` tokens computes the logits of the last `keep` alone.
+
+        The last tokens as indices, not as a count: a slice of the hidden states is not contiguous, and torch would copy
+        the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
+        """
+        wanted = keep and self._keeps_logits
+        return {"logits_to_keep": torch.arange(count - keep, count, device=self.device)} if wanted else {}
+
+    def __call__(
+        self, cache: Any, positions: Tensor, *, keep: int = 1, differentiable: bool = False, **inputs: Any
+    ) -> Any:
+        """Run the model on `input_ids` or `inputs_embeds`.
+
+        keep: logits of how many last tokens are wanted; with 0 the model's head is left out.
+        differentiable: let gradients reach inputs and cached states.
+        """
+        inputs[self.cache_argument] = cache
+        inputs |= self.keeping(keep, positions.shape[-1])
+        run = self.hf if keep else self._decoder
+        with torch.set_grad_enabled(differentiable), self._turn:
+            return run(position_ids=positions.to(self.device), use_cache=True, return_dict=True, **inputs)
+
+    @contextmanager
+    def attention(self, kind: str) -> Iterator[None]:
+        """Another attention of transformers for as long as the context lasts; other threads wait."""
+        with self._turn:
+            usual = self.hf.config._attn_implementation
+            self.hf.set_attn_implementation(kind)
+            try:
+                yield
+            finally:
+                self.hf.set_attn_implementation(usual)
+
+    def probe(self, ids: Tensor, positions: Tensor) -> Any:
+        """Give the model's own dynamic cache of a few tokens.
+
+        Raises `UnsupportedModelError` if it does not run with one.
+        """
+        try:
+            output = self(DynamicCache(), positions, input_ids=ids.to(self.device))
+        except KVPacketError:
+            raise
+        except Exception as error:  # whatever a foreign forward pass may raise means the same here
+            raise UnsupportedModelError(
+                f"{self.hf.config.model_type} does not run with a plain key/value cache and explicit positions: {error}",
+                reason="cache_layout",
+            ) from error
+        return getattr(output, "cache", None) or getattr(output, "past_key_values", None)
+
+    def end_ids(self, tokenizer: Any) -> frozenset[int]:
+        """Token ids that end an answer, from generation settings, configuration and tokenizer."""
+        found: set[int] = set()
+        for value in (
+            getattr(self.hf.generation_config, "eos_token_id", None),
+            getattr(self.hf.config, "eos_token_id", None),
+            tokenizer.eos_token_id,
+        ):
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        return frozenset(found)

@@ -1,8 +1,0 @@
-"""Entry point of Alembic: runs the recorded changes on the connection that `database.Database` hands over."""
-
-from alembic import context
-
-from kvpacket_rag.schema import metadata
-
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, render_as_batch=True)
-context.run_migrations()

@@ -1,0 +1,22 @@
+"""Filters by metadata: which documents a search considers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["Filter", "passes"]
+
+
+Filter = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
+"""Which documents to search: metadata values (a list means any of them), or a function of the metadata."""
+
+
+def passes(filter: Filter, metadata: Mapping[str, Any]) -> bool:
+    """Whether a document's metadata passes a filter."""
+    if callable(filter):
+        return bool(filter(metadata))
+    return all(
+        metadata.get(key) in ([*value] if isinstance(value, list | tuple | set) else [value])
+        for key, value in filter.items()
+    )

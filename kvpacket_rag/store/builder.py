@@ -1,0 +1,294 @@
+"""From documents to rows and packets: split, embed, encode many chunks at a time, commit document by document.
+
+A document, its chunks, vectors and packets become visible in one transaction; until then the old version is
+served. An interruption keeps what was committed and leaves nothing else behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import sqlalchemy as sa
+
+from kvpacket_rag.corpus.document import Chunk, Document
+from kvpacket_rag.engine.anchors import PacketSpec
+from kvpacket_rag.errors import InputError, KVPacketError, check_kind
+from kvpacket_rag.events import AddReport, BuildListener, BuildProgress, DocumentStored, PacketsBuilt
+from kvpacket_rag.packets import codec
+from kvpacket_rag.packets.number_formats import Storage, dense
+from kvpacket_rag.packets.packet import LoadedPackets, Packet
+from kvpacket_rag.retrieval.embedder import Vectors, unit_vectors
+from kvpacket_rag.store.configuration import Configuration
+from kvpacket_rag.store.database.database import Database, parts
+from kvpacket_rag.store.database.schema import chunks as chunk_table
+from kvpacket_rag.store.database.schema import documents as document_table
+from kvpacket_rag.store.database.schema import packets as packet_table
+from kvpacket_rag.store.packet_store import BlobsLostError, PacketStore, WrittenBlob
+from kvpacket_rag.store.removal import delete_document, raise_generation
+
+__all__ = ["BuildCounter", "Builder", "load_packets"]
+
+WINDOW_CHUNKS = 32
+"""Chunks gathered before they are encoded, so that forward passes are full; packets are on disk until they are committed."""
+
+
+@dataclass(eq=False)
+class BuildCounter:
+    """Counts along."""
+
+    total: int | None
+    started: float = field(default_factory=time.monotonic)
+    report: AddReport = field(default_factory=AddReport)
+
+    def count(self, **more: int) -> None:
+        """Add to the counts."""
+        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+
+    def progress(self) -> BuildProgress:
+        """Say how far it is."""
+        done = self.report.added + self.report.updated + self.report.unchanged
+        return BuildProgress(
+            done, self.total, self.report.packets_built, self.report.tokens_built, time.monotonic() - self.started
+        )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A document that is new or changed, and what it is cut into."""
+
+    document: Document
+    chunks: list[Chunk]
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """What was made for the chunks of several documents, by content."""
+
+    vectors: dict[str, Vectors]
+    """Of chunks whose document brings none."""
+    blobs: dict[str, WrittenBlob]
+    needed: frozenset[str]
+    """Contents of all chunks of the window."""
+
+
+class Builder:
+    """Builds documents into a store, with the model, splitter and embedder of its configuration."""
+
+    def __init__(self, database: Database, store: PacketStore, configuration: Configuration) -> None:
+        self._database, self._store, self._configuration = database, store, configuration
+        self._spec = configuration.packet_spec(1)
+
+    def build(self, documents: Iterable[Document], progress: BuildListener | None = None) -> AddReport:
+        """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
+        check_kind(documents, Iterable, "Documents", "Give a list of them, also for one.")
+        counter = BuildCounter(len(documents) if isinstance(documents, Sequence) else None)
+        report = progress or (lambda _: None)
+        for window in self._windows(documents, counter):
+            self._build_window(window, counter, report)
+            report(counter.progress())
+        return replace(counter.report, seconds=time.monotonic() - counter.started)
+
+    def _windows(self, documents: Iterable[Document], counter: BuildCounter) -> Iterator[list[_Planned]]:
+        """Gather changed documents with their chunks until there is enough for full forward passes."""
+        window: list[_Planned] = []
+        seen: set[str] = set()
+        for document in documents:
+            _check_document(document)
+            if document.id in seen:
+                raise InputError(f"Two documents have the id {document.id!r}; give each its own.")
+            seen.add(document.id)
+            if self._stored_content(document.id) == document.content:
+                counter.count(unchanged=1)
+                continue
+            window.append(_Planned(document, self._configuration.splitter.split(document)))
+            if sum(len(plan.chunks) for plan in window) >= WINDOW_CHUNKS:
+                yield window
+                window = []
+        yield window
+
+    def _stored_content(self, name: str) -> str | None:
+        with self._database.reading() as connection:
+            return connection.execute(sa.select(document_table.c.content).where(document_table.c.name == name)).scalar()
+
+    def _build_window(self, planned: list[_Planned], counter: BuildCounter, report: BuildListener) -> None:
+        chunks = list({chunk.content: chunk for plan in planned for chunk in plan.chunks}.values())
+        missing = self._missing(chunks)
+        own = [plan.chunks for plan in planned if plan.document.vector is None]
+        vectors = self._embed(list({c.content: c for some in own for c in some}.values()))
+        window = _Window(vectors, {}, frozenset(chunk.content for chunk in chunks))
+        try:
+            for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._spec):
+                if not blob.file:
+                    continue  # the store's limit left no room; it is built when a question needs it
+                window.blobs[blob.content] = blob
+                counter.count(packets_built=1, tokens_built=blob.tokens)
+                report(counter.progress())
+            for plan in planned:
+                updated = self._commit(plan, window)
+                counter.count(updated=int(updated), added=int(not updated), chunks=len(plan.chunks))
+                report(counter.progress())
+        finally:
+            self._store.discard([blob.file for blob in window.blobs.values()])
+
+    def _embed(self, chunks: Sequence[Chunk]) -> dict[str, Vectors]:
+        """Unit vectors of chunks, by content. Raises `MismatchError` if their length is not that of the stored ones."""
+        if not chunks:
+            return {}
+        rows = unit_vectors(self._configuration.embedder.embed([chunk.text for chunk in chunks]))
+        self._configuration.check_vector(rows[0])
+        return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
+
+    def _given_vector(self, document: Document) -> Vectors | None:
+        """The vector a document brings, empty if it is not to be found. Raises `MismatchError` if its length is not that of the stored ones."""
+        if not document.vector:
+            return None if document.vector is None else np.empty(0, np.float32)
+        return self._configuration.check_vector(unit_vectors(document.vector))
+
+    def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
+        """Contents of chunks that have no packet of the builder's spec yet."""
+        contents = [chunk.content for chunk in chunks]
+        table = packet_table.c
+        present: set[str] = set()
+        with self._database.reading() as connection:
+            for part in parts(contents):
+                rows = sa.select(table.content).where(
+                    table.fingerprint == self._spec.fingerprint.digest, table.content.in_(part)
+                )
+                present.update(connection.execute(rows).scalars())
+        return set(contents) - present
+
+    def _write_packets(
+        self, chunks: Sequence[Chunk], spec: PacketSpec, *, evict: bool = True
+    ) -> Iterator[tuple[WrittenBlob, bytes]]:
+        """Encode chunks and write each packet to a file as it is ready; no row names the files yet.
+
+        Yields what is known of each file, and its bytes.
+        """
+        ids = [chunk.token_ids for chunk in chunks]
+        # What is quantised is quantised from the numbers the model computed, not from rounded ones.
+        kept = None if spec.storage.bits else spec.storage.dtype
+        began, tokens = time.perf_counter(), 0
+        for _, packet in self._configuration.model.encode_each(ids, anchor=spec.anchor_ids, storage=kept):
+            _check_finite(packet, spec.storage)
+            tokens += len(packet.token_ids)
+            yield self._store.write_blob(packet, spec, evict=evict)
+        if ids:
+            self._store.events.emit(PacketsBuilt(len(ids), tokens, time.perf_counter() - began))
+
+    def build_on_demand(self, chunks: Sequence[Chunk], spec: PacketSpec, *, evict: bool = True) -> dict[str, Packet]:
+        """Build and store packets that a question needs and the store lacks; returns them by content.
+
+        evict: whether others may go for them where the store has a limit; if not, what has no room is left out.
+        """
+        blobs: list[WrittenBlob] = []
+        packets: dict[str, Packet] = {}
+        try:
+            for blob, data in self._write_packets(chunks, spec, evict=evict):
+                if not (blob.file or evict):
+                    break
+                blobs.append(blob)
+                # As it will be read again: a format may round.
+                packets[blob.content] = codec.decode(bytearray(data), spec.fingerprint, blob.key[:12])
+            if self._database.read_only:
+                return packets
+            with self._database.writing() as connection:
+                # A document may have been removed since the question found its chunks.
+                table = chunk_table.c.content
+                needed = set(connection.execute(sa.select(table).where(table.in_(list(packets)))).scalars())
+                self._store.insert(connection, [blob for blob in blobs if blob.content in needed], spec.anchor)
+        except BlobsLostError:
+            pass  # garbage collection was faster; the next question builds them again
+        finally:
+            self._store.discard([blob.file for blob in blobs])
+        return packets
+
+    def _commit(self, plan: _Planned, window: _Window) -> bool:
+        """Put one document in place of its old version, if any; returns whether there was one."""
+        while True:
+            try:
+                return self._replace(plan, window)
+            except BlobsLostError as lost:
+                gone = {blob.content for blob in lost.blobs}
+                for blob, _ in self._write_packets([c for c in plan.chunks if c.content in gone], self._spec):
+                    window.blobs[blob.content] = blob
+
+    def _replace(self, plan: _Planned, window: _Window) -> bool:
+        document, chunks = plan.document, plan.chunks
+        with self._database.writing() as connection:
+            self._configuration.record(connection)
+            old = connection.execute(
+                sa.select(document_table.c.id).where(document_table.c.name == document.id)
+            ).scalar()
+            stale = delete_document(connection, old) if old is not None else set()
+            row = connection.execute(
+                sa.insert(document_table).values(
+                    name=document.id, title=document.title, source=document.source, content=document.content,
+                    metadata=dict(document.metadata), characters=len(document.text), added=time.time(),
+                )
+            ).inserted_primary_key  # fmt: skip
+            if chunks and row is not None:
+                given = self._given_vector(document)
+                rows = [
+                    _chunk_row(chunk, int(row[0]), window.vectors[chunk.content] if given is None else given)
+                    for chunk in chunks
+                ]
+                connection.execute(sa.insert(chunk_table), rows)
+            own = {chunk.content for chunk in chunks}
+            self._store.insert(connection, [window.blobs[c] for c in own if c in window.blobs], self._spec.anchor)
+            # Chunks that another document of the window needs keep their packets when this one drops them.
+            removed = self._store.delete_unused(connection, stale - window.needed)
+            raise_generation(connection)
+        self._store.blobs.remove(removed)
+        self._store.events.emit(DocumentStored(document.id, len(chunks), old is not None))
+        return old is not None
+
+
+def _chunk_row(chunk: Chunk, document_id: int, vector: Vectors) -> dict[str, object]:
+    return {
+        "name": chunk.id, "document_id": document_id, "ordinal": chunk.ordinal, "start": chunk.start, "stop": chunk.stop, "text": chunk.text,
+        "token_ids": np.asarray(chunk.token_ids, dtype="<i4").tobytes(), "content": chunk.content, "vector": vector.astype("<f4").tobytes(),
+    }  # fmt: skip
+
+
+def _check_finite(packet: Packet, storage: Storage) -> None:
+    """Refuse to store states that a narrower number format cannot hold."""
+    if storage.name == "float16" and not all(
+        dense(part).isfinite().all() for s in packet.states for part in (s.keys, s.values)
+    ):
+        raise KVPacketError(
+            "Some states are too large for float16 packets. Open the store with storage='bfloat16' or 'float32'."
+        )
+
+
+def _check_document(given: object) -> None:
+    """Raise `InputError` for what is no document, and say how to make one of what many people have."""
+    do = "Make one: Document(text, id=..., metadata=...)."
+    if hasattr(given, "page_content"):
+        do = "Make one: Document(d.page_content, metadata=d.metadata), or add it to a langchain_kvpacket.KVPacketVectorStore."
+    elif hasattr(given, "get_content"):
+        do = "Make one: Document(node.get_content(), metadata=node.metadata), or add it to a llama_index_kvpacket.KVPacketVectorStore."
+    check_kind(given, Document, "What is added", do)
+
+
+def load_packets(
+    store: PacketStore, builder: Builder, configuration: Configuration, chunks: Sequence[Chunk]
+) -> LoadedPackets:
+    """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.
+
+    Raises `DamagedError` if a stored packet is not what was written.
+    """
+    prints = [configuration.packet_spec(place).fingerprint for place in range(len(chunks))]
+    keys = [fingerprint.packet_key(chunk.content) for fingerprint, chunk in zip(prints, chunks, strict=True)]
+    found = store.get_each(list(zip(keys, prints, strict=True)))
+    missing = [place for place, packet in enumerate(found) if packet is None]
+    for first in (True, False):
+        places = [place for place in missing if (place == 0) is first]
+        if places:
+            unique = list({chunks[place].content: chunks[place] for place in places}.values())
+            built = builder.build_on_demand(unique, configuration.packet_spec(places[0]))
+            for place in places:
+                found[place] = built[chunks[place].content]
+    return LoadedPackets(tuple(packet for packet in found if packet is not None), len(missing))

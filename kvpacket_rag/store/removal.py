@@ -1,0 +1,54 @@
+"""Taking a document out of a store, with what is its alone."""
+
+from __future__ import annotations
+
+import difflib
+
+import sqlalchemy as sa
+
+from kvpacket_rag.errors import NotFoundError, check_kind
+from kvpacket_rag.events import DocumentRemoved
+from kvpacket_rag.store.database.database import Database, read_fact, write_fact
+from kvpacket_rag.store.database.schema import chunks as chunk_table
+from kvpacket_rag.store.database.schema import documents
+from kvpacket_rag.store.database.schema import documents as document_table
+from kvpacket_rag.store.packet_store import PacketStore
+
+__all__ = ["delete_document", "hint", "raise_generation", "remove_document"]
+
+
+def remove_document(database: Database, store: PacketStore, document_id: str, location: str) -> None:
+    """Remove a document with its chunks, vectors and the packets no other document shares.
+
+    Raises `NotFoundError` if there is none of that id.
+    """
+    check_kind(document_id, str, "The id of a document")
+    with database.writing() as connection:
+        row = connection.execute(sa.select(documents.c.id).where(documents.c.name == document_id)).scalar()
+        if row is None:
+            raise NotFoundError(f"There is no document {document_id!r} in {location}.{hint(connection, document_id)}")
+        files = store.delete_unused(connection, delete_document(connection, row))
+        raise_generation(connection)
+    store.blobs.remove(files)
+    store.events.emit(DocumentRemoved(document_id))
+
+
+def delete_document(connection: sa.Connection, document_id: int) -> set[str]:
+    """Delete a document's row and, by cascade, its chunks; returns the contents whose packets may now be unused."""
+    contents = set(
+        connection.execute(sa.select(chunk_table.c.content).where(chunk_table.c.document_id == document_id)).scalars()
+    )
+    connection.execute(sa.delete(document_table).where(document_table.c.id == document_id))
+    return contents
+
+
+def raise_generation(connection: sa.Connection) -> None:
+    """Tell every process that rows changed, so that indexes in memory are brought up to date."""
+    write_fact(connection, "generation", read_fact(connection, "generation", 0) + 1)
+
+
+def hint(connection: sa.Connection, document_id: str) -> str:
+    """Say which documents may be meant by an id that is not there."""
+    names = list(connection.execute(sa.select(documents.c.name)).scalars())
+    near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(document_id, names)
+    return f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."
