@@ -1,4 +1,4 @@
-"""What the pages need before they are rendered: for mkdocs (`hooks`), and for griffe, which reads the docstrings (`extensions`)."""
+"""Prepare pages for mkdocs (`hooks`) and docstrings for griffe (`extensions`) before they are rendered."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import griffe
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take away the mark of blocks that tests do not run: the renderer knows no such thing."""
+    """Remove `no-run`, which marks blocks that tests do not run. The renderer does not know this mark."""
     return markdown.replace("```python no-run\n", "```python\n")
 
 
 class Parameters(griffe.Extension):
-    """Docstrings explain parameters in running text, `name: what it is.`; on the page each begins a line of a list."""
+    """Turns parameters that docstrings explain in running text, as `name: what it is.`, into list items on the page."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Rewrite the docstring of a function."""
@@ -23,7 +23,7 @@ class Parameters(griffe.Extension):
 
 
 def listed(text: str, parameters: list[str]) -> str:
-    """Give a docstring with a list item for each explained parameter, and what is raised as a paragraph of its own."""
+    """Return a docstring with a list item for each parameter, and with a separate paragraph for errors and results."""
     if names := "|".join(re.escape(name) for name in parameters if name != "self"):
         explained = rf"(?:(?<=\n)|^|(?<=\. )|(?<=; ))((?:{names})(?:, (?:{names}))*): "
         text = re.sub(explained, lambda match: f"\n- `{match[1]}`: ", text)

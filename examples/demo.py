@@ -1,8 +1,8 @@
-"""Build a knowledge base from a handbook and ask five questions, from packets and with full prefill.
+"""Build a knowledge base from a handbook and ask five questions, each from packets and with full prefill.
 
     python examples/demo.py [KB]
 
-KB is the folder of the knowledge base, default demo-kb; a second run finds it built.
+KB is the folder of the knowledge base, default demo-kb. A second run reuses it.
 """
 
 import sys
@@ -26,7 +26,7 @@ QUESTIONS = [
 
 def build(kb: DocumentStore, corpus: Path) -> None:
     """Add the corpus, with a progress bar."""
-    columns = (TextColumn("Reading documents into packets"), BarColumn(), TextColumn("{task.fields[state]}"))
+    columns = (TextColumn("Building packets of documents"), BarColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns) as progress:
         task = progress.add_task("", total=None, state="")
 
@@ -36,12 +36,12 @@ def build(kb: DocumentStore, corpus: Path) -> None:
             progress.update(task, total=state.total, completed=state.documents, state=text)
 
         kb.add_paths([corpus], progress=show)
-        # The packets for the first place too, so that no question has to wait for one.
+        # Also build packets for the first place in a context, so that no question has to wait for one.
         kb.build_missing(0, progress=lambda done, total: progress.update(task, total=total, completed=done))
 
 
 def row(answer: Answer) -> list[str]:
-    """Cells of one method in the table."""
+    """Return the table cells of one answer."""
     usage = answer.usage
     return [
         answer.method,
@@ -52,9 +52,9 @@ def row(answer: Answer) -> list[str]:
 
 
 def main(folder: str = "demo-kb", model: str = "smollm2-135m-instruct", questions: list[str] = QUESTIONS) -> None:
-    """Build, ask, compare."""
+    """Build the knowledge base, ask the questions, and compare both methods."""
     console = Console(highlight=False)
-    console.print(f"Loading {model} (fetched once, then kept) …")
+    console.print(f"Loading {model} (fetched only once) …")
     packet_model = PacketModel.from_pretrained(model)
     with DocumentStore.open(folder, model=packet_model) as kb:
         build(kb, CORPUS)
@@ -83,7 +83,7 @@ def main(folder: str = "demo-kb", model: str = "smollm2-135m-instruct", question
             ratios.append(full.timings.first_token / packet.timings.first_token)
         console.rule()
         console.print(
-            f"First token {min(ratios):.1f} to {max(ratios):.1f} times sooner than with full prefill, search included on both sides."
+            f"The first token comes {min(ratios):.1f} to {max(ratios):.1f} times faster than with full prefill. Both include search."
         )
 
 

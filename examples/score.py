@@ -1,8 +1,9 @@
-"""Ask the 40 questions about the handbook, from packets and with full prefill, and count the answers that hold the fact.
+"""Ask the 40 questions about the handbook, from packets and with full prefill, and count the correct answers.
 
     python examples/score.py [KB] [MODEL]
 
-KB is the folder of the knowledge base, default demo-kb, built if it is not there.
+An answer is correct if it contains the expected fact. KB is the folder of the knowledge base, default demo-kb. It is
+built if it does not exist.
 """
 
 import json
@@ -18,12 +19,12 @@ EXAMPLES = Path(__file__).parent
 
 
 def words(text: str) -> str:
-    """Lower-case words and numbers only, so that punctuation does not count."""
+    """Return only the lower-case words and numbers, so that punctuation does not count."""
     return " ".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def main(folder: str = "demo-kb", model: str | None = None, most: int | None = None) -> dict[str, int]:
-    """Ask, print each question with what both methods got right, and give the counts."""
+    """Ask the questions, print which methods answer each one correctly, and return the counts."""
     console = Console(highlight=False)
     lines = (EXAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[:most]
     right = {"packet": 0, "full": 0}

@@ -1,8 +1,10 @@
-"""Answer from stored key/value packets: the model reads each chunk once, and computes only the question.
+"""Retrieval-augmented generation from stored key/value packets.
+
+The model encodes each chunk once. To answer a question, it computes only the question.
 
     from kvpacket_rag import DocumentStore, PacketModel, RAG
 
-Names are imported when first used, so that importing the package costs nothing.
+Names are imported when they are first used, so that importing the package costs nothing.
 """
 
 from __future__ import annotations

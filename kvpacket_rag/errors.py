@@ -1,21 +1,21 @@
-"""The exceptions of this package, in one tree. Each says what was expected, what came, and what to do.
+"""The exceptions of this package, in one tree. Each message says what was expected, what came, and what to do.
 
 KVPacketError
-├── InputError                 the caller's value cannot be used (also a ValueError)
+├── InputError                 a value from the caller cannot be used (also a ValueError)
 │   ├── DocumentError          a file or document cannot be read
 │   └── BudgetError            the question does not fit the model's window
-├── UnsupportedModelError      the model's states cannot be moved; `.reason` is a short code
+├── UnsupportedModelError      the model's cached states cannot be moved; `.reason` is a short code
 ├── ModelLoadError             a model or tokenizer could not be found or loaded
 ├── MissingDependencyError     an optional package is not installed (also an ImportError)
 ├── StoreError
-│   ├── NotFoundError          no document, chunk or store of that name (also a KeyError)
-│   ├── MismatchError          made by another model, adapter, embedder or format; `.field`
-│   ├── DamagedError           a blob or database does not hold what was written
-│   ├── ReadOnlyError          a write to a store that is only read
-│   ├── SignatureError         a bundle is not signed, or not with the key asked for
+│   ├── NotFoundError          there is no document, chunk or store of that name (also a KeyError)
+│   ├── MismatchError          made with another model, adapter, embedder or format; `.field` says which
+│   ├── DamagedError           a blob does not match its checksum, or a bundle or database is damaged
+│   ├── ReadOnlyError          a write to a read-only store
+│   ├── SignatureError         a bundle is not signed, or not with the requested key
 │   └── StorageFullError       the disk is full
-├── AdapterError               an adapter file that cannot be used here
-└── BusyError                  a server has as many requests waiting as it takes
+├── AdapterError               an adapter file is malformed or belongs to another model
+└── BusyError                  the request queue of a server is full
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 
 
 class KVPacketError(Exception):
-    """Any error this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class InputError(KVPacketError, ValueError):
-    """A value given by the caller cannot be used."""
+    """A value from the caller cannot be used."""
 
 
 class DocumentError(InputError):
@@ -61,11 +61,11 @@ class DocumentError(InputError):
 
 
 class BudgetError(InputError):
-    """Prefix, question and answer do not fit the model's positions even without documents."""
+    """Prefix, question and answer do not fit the model's positions, even without documents."""
 
 
 class UnsupportedModelError(KVPacketError):
-    """The states this model caches cannot be moved to another position.
+    """The states that this model caches cannot be moved to another position.
 
     `reason` is one of: absolute_positions, recurrent_layers, encoder_decoder, indexed_cache,
     rope_self_test_failed, cache_layout.
@@ -81,7 +81,7 @@ class ModelLoadError(KVPacketError):
 
 
 class MissingDependencyError(KVPacketError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed but not installed."""
 
 
 class StoreError(KVPacketError):
@@ -89,14 +89,17 @@ class StoreError(KVPacketError):
 
 
 class NotFoundError(StoreError, KeyError):
-    """Nothing of that name is in the store."""
+    """The store has nothing of that name."""
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
 
 
 class MismatchError(StoreError):
-    """The store or packet was made with something else than what is at hand."""
+    """The store or packet was made with something other than what is used now.
+
+    `field` names what differs, and `expected` and `found` are its two values.
+    """
 
     def __init__(self, message: str, *, field: str, expected: object, found: object) -> None:
         super().__init__(message)
@@ -104,19 +107,19 @@ class MismatchError(StoreError):
 
 
 class DamagedError(StoreError):
-    """Stored bytes are not the bytes that were written."""
+    """Stored data is damaged, for example because it does not match its checksum."""
 
 
 class ReadOnlyError(StoreError):
-    """The store is only read, and something was to be written to it."""
+    """A write to a read-only store."""
 
 
 class SignatureError(StoreError):
-    """A bundle is not signed, or not with the key that was asked for."""
+    """A bundle is not signed, or not with the requested key."""
 
 
 class StorageFullError(StoreError):
-    """There is no room left on the disk of the store."""
+    """The disk of the store is full."""
 
 
 class AdapterError(KVPacketError):
@@ -124,28 +127,31 @@ class AdapterError(KVPacketError):
 
 
 class BusyError(KVPacketError):
-    """A server has as many requests waiting as it takes."""
+    """The request queue of a server is full."""
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], what: str, do: str = "") -> None:
-    """Raise `InputError` if a value is of another kind. what: names it. do: what to give instead, as a sentence."""
+    """Raise `InputError` if a value is not of the expected type.
+
+    what: name of the value in the message. do: a sentence that says what to pass instead.
+    """
     if not isinstance(value, kind):
         some = kind if isinstance(kind, tuple) else (kind,)
         kinds = " or ".join("None" if one is type(None) else one.__name__ for one in some)
         came = "None" if value is None else type(value).__name__
-        if came in kinds.split(" or "):  # a class of that name from another library
+        if came in kinds.split(" or "):  # another library has a class of the same name
             came = f"{type(value).__module__}.{came}"
         raise InputError(f"{what} must be of the kind {kinds}, got {came}. {do}".rstrip())
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise `InputError` if a text holds half characters (lone surrogates), which no tokenizer or database takes."""
+    """Raise `InputError` if a text contains half characters (lone surrogates), which no tokenizer or database takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{what} holds a half character (U+{ord(text[error.start]):04X} at {error.start}), which is no text. "
-            "Decode it as UTF-8, or replace what cannot be decoded."
+            f"{what} contains a half character (U+{ord(text[error.start]):04X} at {error.start}), which is not valid "
+            "text. Decode it as UTF-8, or replace the characters that cannot be decoded."
         ) from error
 
 
@@ -157,7 +163,7 @@ def check_count(value: int, what: str) -> None:
 
 
 def check_question(question: str) -> None:
-    """Raise `InputError` unless it is a text that asks something."""
+    """Raise `InputError` unless the question is a text with at least one visible character."""
     check_kind(question, str, "The question")
     check_text(question, "The question")
     if not question.strip():
@@ -165,9 +171,9 @@ def check_question(question: str) -> None:
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import an optional module, or say which extra to install.
+    """Import an optional module and return it.
 
-    Raises `MissingDependencyError` naming the extra when the module is not installed.
+    Raises `MissingDependencyError`, which names the extra to install, if the module is not installed.
     """
     try:
         return importlib.import_module(module)

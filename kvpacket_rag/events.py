@@ -1,4 +1,4 @@
-"""What a store tells of its work: a small record for each step, logged, and handed to whoever asked."""
+"""Events that a store emits for each step of its work. Each event is logged and passed to every registered hook."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was done. As a log record it has the fields in `record.kvpacket`."""
+    """The base class of events. The log record of an event has the event's fields in `record.kvpacket`."""
 
 
 @dataclass(frozen=True)
 class Searched(Event):
-    """The nearest chunks of a question were found."""
+    """The chunks nearest to a question were found."""
 
     hits: int
     seconds: float
-    """Without embedding the question."""
+    """Duration, without embedding the question."""
 
 
 @dataclass(frozen=True)
 class PacketsLoaded(Event):
-    """The packets of a context were asked for."""
+    """The packets of a context were requested."""
 
     from_memory: int
     read: int
     missing: int
-    """Not stored, and built therefore."""
+    """Packets that were not stored and therefore had to be built."""
     bytes: int
-    """Read from where packets lie."""
+    """Bytes read from storage."""
     seconds: float
-    """Without building."""
+    """Duration, without building packets."""
 
 
 @dataclass(frozen=True)
 class PacketsBuilt(Event):
-    """The model read chunks."""
+    """The model encoded chunks into packets."""
 
     packets: int
     tokens: int
@@ -53,7 +53,7 @@ class PacketsBuilt(Event):
 
 @dataclass(frozen=True)
 class PacketsEvicted(Event):
-    """Packets went because the store has a limit."""
+    """Packets were evicted because the store has reached its size limit."""
 
     packets: int
     bytes: int
@@ -61,7 +61,7 @@ class PacketsEvicted(Event):
 
 @dataclass(frozen=True)
 class DocumentStored(Event):
-    """A document was added, or took the place of its old version."""
+    """A document was added, or replaced its old version."""
 
     document: str
     chunks: int
@@ -77,7 +77,7 @@ class DocumentRemoved(Event):
 
 @dataclass(frozen=True)
 class DamageFound(Event):
-    """A packet was not what was written, and was not served."""
+    """A packet was damaged and was not served."""
 
     packet: str
     fault: str
@@ -85,73 +85,73 @@ class DamageFound(Event):
 
 @dataclass(frozen=True)
 class Answered(Event):
-    """A question was answered, or its answering stopped."""
+    """A question was answered, or its answer was stopped early."""
 
     method: str
     usage: Mapping[str, object]
     """The fields of `Usage`."""
     timings: Mapping[str, float]
-    """The fields of `Timings`, seconds."""
+    """The fields of `Timings`, in seconds."""
 
 
 Hook = Callable[[Event], None]
-"""Called with each event, in the thread that did the work."""
+"""A function that is called with each event, in the thread that did the work."""
 
 
 class Events:
-    """Tells hooks and the log."""
+    """Passes events to the log and to hooks."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
         self._hooks = tuple(hooks)
 
     def emit(self, event: Event) -> None:
-        """Tell of an event. A hook that fails is logged, and stops nothing."""
+        """Log an event and call every hook. If a hook fails, its error is logged and the work continues."""
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", event, extra={"kvpacket": {"event": type(event).__name__, **asdict(event)}})
         for hook in self._hooks:
             try:
                 hook(event)
             except Exception:
-                logger.exception("A hook failed on %s; the work goes on.", type(event).__name__)
+                logger.exception("A hook failed on %s. The work continues.", type(event).__name__)
 
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far a build is."""
+    """The progress of a build."""
 
     documents: int
     """Documents committed or found unchanged."""
     total: int | None
-    """Documents in all; None where they come from an iterator."""
+    """Total number of documents; None if they come from an iterator."""
     chunks: int
     """Chunks encoded in this build."""
     tokens: int
-    """Their tokens."""
+    """Tokens of these chunks."""
     seconds: float
     """Time spent so far."""
 
 
 BuildListener = Callable[[BuildProgress], None]
-"""Who is told how far a build is."""
+"""A function that is called with the progress of a build."""
 
 
 @dataclass(frozen=True)
 class AddReport:
-    """What an `add` did."""
+    """The result of an `add`."""
 
     added: int = 0
     """Documents that were new."""
     updated: int = 0
-    """Documents that took the place of an older version."""
+    """Documents that replaced an older version."""
     unchanged: int = 0
-    """Documents that were in the store already, word for word."""
+    """Documents that were already in the store, word for word."""
     chunks: int = 0
     """Chunks of added and updated documents."""
     packets_built: int = 0
-    """Packets the model computed."""
+    """Packets that the model computed."""
     tokens_built: int = 0
-    """Tokens of the packets built; chunks whose packet existed cost none."""
+    """Tokens of the packets built. Chunks whose packet already existed cost none."""
     seconds: float = 0.0
     """Time spent."""
     failed: tuple[tuple[str, str], ...] = ()
-    """Files found in folders that could not be read: (path, reason)."""
+    """Files in folders that could not be read, each as (path, reason)."""

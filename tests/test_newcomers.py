@@ -71,7 +71,7 @@ MISTAKES = {
     "asking a store that holds nothing": (lambda t: RAG(t.empty).ask("Why?"), r"has no documents\. Add some with `kvpacket add"),
     "opening a store where there is none": (lambda t: DocumentStore.open(t.folder / "kbb", create=False), r"no store at .*kbb.*Make one with"),
     "opening a file": (lambda t: DocumentStore.open(t.folder / "notes.txt", model=t.model), "is a file"),
-    "opening a bundle to write to it": (answer_from_bundle, "open it with read_only=True, or take it into a store"),
+    "opening a bundle to write to it": (answer_from_bundle, "open it with read_only=True, or import it into a store"),
     "opening nothing": (lambda t: DocumentStore.open(None), "must be of the kind str or Path, got None. Give a folder"),
     "naming a database of another kind": (lambda t: DocumentStore.open("mysql://host/kb"), "postgresql://…; mysql:// is not supported"),
     "another model for a store": (lambda t: t.reopen(model=tiny_model("qwen2")), "was built with tiny-llama, the model given is tiny-qwen2"),
@@ -84,12 +84,12 @@ MISTAKES = {
     "a limit as text": (lambda t: setattr(t.kb, "max_bytes", "20GB"), "Give a number of bytes"),
     "a store where a model belongs": (lambda t: DocumentStore.open(t.folder / "x", model=t.kb), "Give a name, a folder, or PacketModel.from_pretrained"),
     "a function as embedder": (lambda t: DocumentStore.open(t.folder / "x", model=t.model, embedder=len), "an object with `name` and `embed"),
-    "a namespace of many words": (lambda t: t.make("x", namespace="Tenant A"), "A namespace is 1 to 48 of a-z"),
+    "a namespace of many words": (lambda t: t.make("x", namespace="Tenant A"), "A namespace has 1 to 48 characters of a-z"),
     "using a store that was closed": (ask_closed, "was closed. Open the store again"),
     "writing to what is only read": (lambda t: t.reopen(read_only=True), "opened with read_only=True; nothing is written") ,
     # -- documents
     "adding a text instead of a document": (lambda t: t.kb.add("The lamp is green."), "kind Document, got str. Make one: Document"),
-    "adding one document without a list": (lambda t: t.kb.add(Document("The lamp.")), "Give a list of them, also for one"),
+    "adding one document without a list": (lambda t: t.kb.add(Document("The lamp.")), "Give a list, even for one document"),
     "adding a dictionary": (lambda t: t.kb.add([{"text": "The lamp."}]), "kind Document, got dict. Make one"),
     "adding LangChain's document": (lambda t: t.kb.add([ForeignDocument()]), r"Document\(d\.page_content, metadata=d\.metadata\)"),
     "adding LlamaIndex's node": (lambda t: t.kb.add([ForeignNode()]), r"Document\(node\.get_content\(\), metadata=node\.metadata\)"),
@@ -114,7 +114,7 @@ MISTAKES = {
     "settings as a dictionary": (lambda t: t.rag.ask("Why?", config={"max_new_tokens": 5}), "kind GenerationConfig, got dict"),
     "answers of no length": (lambda t: GenerationConfig(max_new_tokens=0), "max_new_tokens must be at least 1"),
     "history as text": (lambda t: t.rag.ask("Why?", history=["hello"]), 'Give {"role": "user", "content": "..."}'),
-    "a turn of nobody": (lambda t: t.rag.ask("Why?", history=[{"role": "bot", "content": "x"}]), "role of system, user or assistant"),
+    "a turn of nobody": (lambda t: t.rag.ask("Why?", history=[{"role": "bot", "content": "x"}]), "the role system, user or assistant"),
     "a model where the store belongs": (lambda t: RAG(t.model), r"Open one with DocumentStore\.open"),
     "a path where the store belongs": (lambda t: RAG("kb/"), r"Open one with DocumentStore\.open"),
     # -- models
@@ -122,7 +122,7 @@ MISTAKES = {
     "a device that is none": (lambda t: PacketModel.from_pretrained("smollm2-135m-instruct", device="gpu"), "Give cpu, cuda or cuda:N"),
     "an adapter's path instead of the adapter": (lambda t: t.kb.remake(adapter="a.safetensors"), r"Read one with Adapter\.load\(path\)"),
     "an adapter that is not there": (lambda t: Adapter.load("a.safetensors"), r"cannot be read.*written by Adapter\.save"),
-    "a bundle that is none": (lambda t: import_bundle(t.folder / "notes.txt", t.folder / "x"), "is no bundle"),
+    "a bundle that is none": (lambda t: import_bundle(t.folder / "notes.txt", t.folder / "x"), "is not a bundle"),
 }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ COMMANDS = {
     "a folder of documents instead of a store": (["info", "{tmp}/docs"], 1, "no store at"),
     "a bundle that is not there": (["import", "{tmp}/a.kvpb", "{tmp}/new"], 1, "no bundle .*Make one with `kvpacket export`"),
     "a database that does not answer": (["ls", "postgresql://127.0.0.1:1/kb"], 1, "Check that the server runs|psycopg"),
-    "a namespace of many words": (["--namespace", "Tenant A", "ls", "{kb}"], 1, "A namespace is 1 to 48"),
+    "a namespace of many words": (["--namespace", "Tenant A", "ls", "{kb}"], 1, "A namespace has 1 to 48 characters"),
 }  # fmt: skip
 
 

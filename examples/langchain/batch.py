@@ -1,4 +1,4 @@
-"""Ten questions at once: threads share the store, and the model takes them in turns."""
+"""Ten questions at once. Threads share the store and the model, which runs one forward pass at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTIONS = [
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, dict[str, Any]]:
-    """Make the chain: for each question the answer and the sources."""
+    """Build the chain, which returns each question with its answer."""
     retriever = KVPacketRetriever(store=kb, k=2)
     joined = retriever | (lambda documents: "\n\n".join(document.page_content for document in documents))
     prompt = ChatPromptTemplate.from_template(

@@ -1,4 +1,4 @@
-"""A conversation: a follow-up question comes with the turns before it, and its documents from the same packets."""
+"""A conversation. A follow-up question is asked with the earlier turns. Its documents come from the same packets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ QUESTIONS = ["How long does the battery of the Halo 3 last on one charge?", "How
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, dict[str, Any]]:
-    """Make the chain. Its prompt has a place for `chat_history`."""
+    """Build the chain. Its prompt has a place for `chat_history`."""
     return create_kvpacket_retrieval_chain(KVPacketRetriever(store=kb, k=3), create_kvpacket_documents_chain(llm))
 
 
 def converse(chain: Runnable[Any, dict[str, Any]], questions: list[str]) -> list[str]:
-    """Ask one question after another, each with the turns before it."""
+    """Ask one question after another, each with the earlier turns."""
     history: list[BaseMessage] = []
     for question in questions:
         answer = chain.invoke({"input": question, "chat_history": history})["answer"]

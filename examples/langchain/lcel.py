@@ -1,4 +1,4 @@
-"""LCEL: retriever, `format_docs`, prompt, model. Two lines are not those of any other chain: the retriever and the model."""
+"""An LCEL chain: retriever, `format_docs`, prompt, model. Only the retriever and the model differ from other chains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def format_docs(documents: list[Document]) -> str:
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, str]:
-    """Make the chain."""
+    """Build the chain."""
     retriever = KVPacketRetriever(store=kb, k=3)
     prompt = ChatPromptTemplate.from_template(
         "Answer the question from this context.\n\nContext:\n{context}\n\nQuestion: {question}"

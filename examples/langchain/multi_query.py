@@ -1,4 +1,4 @@
-"""Several searches for one question: results are merged without duplicates, and each text is one packet."""
+"""Several searches for one question. Results are merged without duplicates, and each text comes from one packet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUESTION = "How long does the battery of the Halo 3 last on one charge?"
 
 
 def merged(found: dict[str, list[Document]]) -> str:
-    """Join the results of all searches, each text once, in the order of their first place."""
+    """Join the results of all searches: each text once, in the order in which it first appears."""
     ranked = [document for documents in zip(*found.values(), strict=False) for document in documents]
     return "\n\n".join(dict.fromkeys(document.page_content for document in ranked))
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, str]:
-    """Make the chain: the question itself, a search for variety, and the question in other words."""
+    """Build the chain. It searches for the question, for diverse results, and for the question in other words."""
     nearest = KVPacketRetriever(store=kb, k=2)
     varied = KVPacketRetriever(store=kb, k=2, search_type="mmr")
     other_words = RunnableLambda(lambda question: f"{question} battery charge days") | nearest

@@ -1,4 +1,4 @@
-"""Your own retriever and reranker: whatever finds and orders the texts, each is answered from its packet."""
+"""Your own retriever and reranker. Whatever finds and orders the texts, the answer uses their packets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ QUESTION = {"input": "How long does the battery of the Halo 3 last on one charge
 
 
 class SharedWords(BaseDocumentCompressor):
-    """A small reranker: by words shared with the question. Like many, it makes new documents and loses their ids."""
+    """A small reranker that counts words shared with the question. Like many, it makes new documents without ids."""
 
     top_n: int = 3
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Keep the documents that share most words with the question."""
+        """Keep the documents that share the most words with the question."""
         asked = set(query.lower().split())
         ranked = sorted(documents, key=lambda d: -len(asked & set(d.page_content.lower().split())))
         return [Document(document.page_content) for document in ranked[: self.top_n]]
 
 
 class Reranked(BaseRetriever):
-    """A retriever with a reranker behind it."""
+    """A retriever that passes its results to a reranker."""
 
     retriever: BaseRetriever
     reranker: BaseDocumentCompressor
@@ -47,7 +47,7 @@ class Reranked(BaseRetriever):
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, dict[str, Any]]:
-    """Make the chain. The inner retriever may be any: texts the store lacks get a packet when they are first found."""
+    """Build the chain. Any inner retriever works: texts that the store lacks get a packet when they are first found."""
     own = Reranked(retriever=KVPacketRetriever(store=kb, k=8), reranker=SharedWords())
     return create_kvpacket_retrieval_chain(
         KVPacketRetriever(base_retriever=own, store=kb), create_kvpacket_documents_chain(llm)

@@ -1,4 +1,4 @@
-"""In place of `create_stuff_documents_chain` and `create_retrieval_chain`: documents go to the model as packets."""
+"""Replace `create_stuff_documents_chain` and `create_retrieval_chain`, so that the model gets documents as packets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = {"input": "How long does the battery of the Halo 3 last on one charge
 
 
 def build(kb: DocumentStore, llm: ChatKVPacket) -> Runnable[Any, dict[str, Any]]:
-    """Make the chain: it returns the documents beside the answer."""
+    """Build the chain. It returns the answer and the documents."""
     prompt = ChatPromptTemplate([("system", "Answer from these documents.\n\n{context}"), ("human", "{input}")])
     documents = create_kvpacket_documents_chain(
         llm, prompt, document_prompt=PromptTemplate.from_template("From {title}:\n{page_content}")

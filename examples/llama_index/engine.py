@@ -1,4 +1,4 @@
-"""A `VectorStoreIndex` with a query engine, and the same with packets: three lines are others."""
+"""A `VectorStoreIndex` with a query engine, without and with packets. Three lines differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUESTION = "How long does the battery of the Halo 3 last on one charge?"
 
 
 def nodes(corpus: Path) -> list[TextNode]:
-    """Sections of some documents."""
+    """Return the sections of three documents as nodes."""
     return [
         TextNode(text=section.strip(), metadata={"file": name})
         for name in ("battery-and-charging.md", "cleaning.md", "company-history.md")
@@ -26,14 +26,14 @@ def nodes(corpus: Path) -> list[TextNode]:
 
 
 def before(index: VectorStoreIndex, model: PacketModel) -> RetrieverQueryEngine:
-    """The engine as it was, with a plain local model."""
+    """Build the original engine, with a plain local model."""
     llm = KVPacketLLM(model=model, max_tokens=48)
     synthesizer = CompactAndRefine(llm=llm, callback_manager=CallbackManager())
     return RetrieverQueryEngine(index.as_retriever(similarity_top_k=3), response_synthesizer=synthesizer)
 
 
 def after(index: VectorStoreIndex, model: PacketModel, folder: Path) -> KVPacketQueryEngine:
-    """The engine with packets: a store for them, the model that knows it, the engine that uses both."""
+    """Build the engine with packets: a store for packets, a model that uses the store, and the engine."""
     kb = DocumentStore.open(folder, model=model)
     llm = KVPacketLLM(store=kb, max_tokens=48)
     return KVPacketQueryEngine.from_index(index, llm=llm, similarity_top_k=3)

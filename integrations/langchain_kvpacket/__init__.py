@@ -1,4 +1,4 @@
-"""LangChain components that answer from packets: change one or two lines of a chain that works.
+"""LangChain components that answer from packets. In an existing chain, one or two lines change.
 
     from langchain_kvpacket import ChatKVPacket, KVPacketRetriever
 

@@ -1,4 +1,4 @@
-"""Chains over documents: in place of `create_stuff_documents_chain` and `create_retrieval_chain`."""
+"""Chains over documents that replace `create_stuff_documents_chain` and `create_retrieval_chain`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTEXT = "context"
 
 
 def default_prompt() -> ChatPromptTemplate:
-    """Give the prompt that answers of the store itself use, with earlier turns (`chat_history`) if there are any."""
+    """Return the prompt that the store's own answers use, with earlier turns (`chat_history`) if there are any."""
     style = PromptStyle()
     return ChatPromptTemplate(
         [
@@ -41,12 +41,14 @@ def create_kvpacket_documents_chain(
     output_parser: BaseOutputParser[Any] | None = None, document_prompt: BasePromptTemplate[str] | None = None,
     document_separator: str = SEPARATOR, document_variable_name: str = CONTEXT, best_last: bool = False,
 ) -> Runnable[dict[str, Any], Any]:  # fmt: skip
-    """Make a chain that puts documents into a prompt, each from its packet.
+    """Build a chain that puts documents into a prompt, each from its packet.
 
-    It takes `{context: list[Document], question or input: str, ...}` and gives text, or what `output_parser` makes of it.
-    prompt: with a variable `context` (or as named), wherever it stands. document_prompt: how a document is written, with
-    `page_content` and metadata as variables. best_last: place documents in reverse, the best next to the question, where
-    small models read best. Raises `InputError` if the prompt has no place for the documents.
+    The chain takes `{context: list[Document], question or input: str, ...}`. It returns text, or the result of
+    `output_parser`.
+    prompt: any prompt with the variable `context`, or with `document_variable_name`. document_prompt: the format of a
+    document, with `page_content` and metadata as variables. best_last: place documents in reverse order, so that the
+    best is next to the question, where small models use it best. Raises `InputError` if the prompt has no variable for
+    the documents.
     """
     prompt = prompt or default_prompt()
     as_messages = any(
@@ -60,7 +62,7 @@ def create_kvpacket_documents_chain(
 
     def messages(inputs: dict[str, Any]) -> list[BaseMessage]:
         documents = list(inputs[document_variable_name])
-        # Nobody can write this mark: it is drawn for this prompt, and documents are put in after the prompt is made.
+        # No input can contain this mark: it is random, and documents are inserted after the prompt is formatted.
         mark = uuid.uuid4().hex
         placed = documents[::-1] if best_last else documents
         blocks = document_blocks(placed, document_separator, lambda document: _written(document, document_prompt))
@@ -77,7 +79,7 @@ def create_kvpacket_documents_chain(
 
 
 def _written(document: Document, document_prompt: BasePromptTemplate[str] | None) -> list[dict[str, Any]]:
-    """Text blocks of a document as the prompt for documents writes it, its own text apart from the rest."""
+    """Return the text blocks of a document in the format of the document prompt. Its own text is a separate block."""
     block = document_block(document)
     if document_prompt is None:
         return [block]
@@ -87,13 +89,13 @@ def _written(document: Document, document_prompt: BasePromptTemplate[str] | None
 
 
 def _split(text: str, mark: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Text blocks of a text with other blocks in the places of a mark."""
+    """Return a text as text blocks, with other blocks inserted at each mark."""
     parts = splice(text, mark, blocks)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _fill(message: BaseMessage, mark: str, blocks: Sequence[dict[str, Any]]) -> BaseMessage:
-    """Give the message with blocks in the place of the mark."""
+    """Return the message with blocks inserted at the mark."""
     if isinstance(message.content, str):
         if mark not in message.content:
             return message
@@ -109,12 +111,12 @@ def create_kvpacket_retrieval_chain(
     retriever: BaseRetriever | Runnable[dict[str, Any], list[Document]],
     documents_chain: Runnable[dict[str, Any], Any],
 ) -> Runnable[Any, Any]:
-    """Make a chain that takes `{input: str, ...}`, retrieves, and gives `{input, context, answer, ...}`.
+    """Build a chain that takes `{input: str, ...}`, retrieves documents, and returns `{input, context, answer, ...}`.
 
-    retriever: a retriever is asked with the input; another runnable gets all inputs.
+    retriever: a retriever, which receives the input, or another runnable, which receives all inputs.
     """
     inner: Any = retriever
-    while isinstance(inner, RunnableBindingBase):  # bound or configured
+    while isinstance(inner, RunnableBindingBase):  # unwrap a bound or configured retriever
         inner = inner.bound
     found: Any = (RunnableLambda(_asked) | retriever) if isinstance(inner, BaseRetriever) else retriever
     retrieve = found.with_config(run_name="retrieve_documents")
@@ -127,5 +129,5 @@ def create_kvpacket_retrieval_chain(
 
 def _asked(inputs: dict[str, Any]) -> Any:
     if "input" not in inputs and "question" not in inputs:
-        raise InputError(f"The chain needs an input to retrieve for; got {sorted(inputs)}.")
+        raise InputError(f"The chain needs 'input' or 'question' to retrieve documents; got {sorted(inputs)}.")
     return inputs.get("input", inputs.get("question"))

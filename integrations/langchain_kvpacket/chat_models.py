@@ -1,4 +1,4 @@
-"""`ChatKVPacket`: a chat model that takes the chunks it finds in its prompt from packets."""
+"""`ChatKVPacket`: a chat model that finds stored chunks in its prompt and uses their packets."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from langchain_kvpacket.messages import to_turns
 __all__ = ["ChatKVPacket"]
 
 IGNORED = ("ls_structured_output_format", "stream_usage", "strict")
-"""Call arguments of LangChain that mean nothing to a local model."""
+"""Call arguments of LangChain that have no meaning for a local model."""
 
 
 class ChatKVPacket(LanguageModelComponent, BaseChatModel):
-    """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
+    """A local model that finds the chunks of a store in its prompt and uses their packets.
 
-    Whatever the prompt says around the chunks is computed. Answers say what came from packets in
+    All other text of the prompt is computed. Answers report what came from packets in
     `usage_metadata["input_token_details"]["cache_read"]` and `response_metadata["kvpacket"]`.
     """
 
@@ -45,7 +45,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
 
     @property
     def model_name(self) -> str:
-        """Name of the model, as given or recorded in the store."""
+        """Name of the model, as given or as recorded in the store."""
         if self.model is not None:
             return self.model if isinstance(self.model, str) else self.model.name
         store = self.opened_store
@@ -53,13 +53,13 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Settings and names, for tracing; loads nothing."""
+        """Settings and names for tracing. Reading them loads nothing."""
         store = self.store.location if isinstance(self.store, DocumentStore) else self.store
         about = {"model": self.model_name, "store": None if store is None else str(store), "method": self.method}
         return {**about, **self.own_settings}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """Name all that an answer depends on besides its messages: a part of the key of LangChain's cache."""
+        """Return all that an answer depends on besides its messages, as a part of the key of LangChain's cache."""
         talk = self.conversation
         identity = {"weights": talk.model.weights_hash, "adapter": talk.model.adapter.digest}
         if talk.store is not None:
@@ -67,18 +67,20 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
         return f"{super()._get_llm_string(stop=stop, **kwargs)}---{json.dumps(identity, sort_keys=True)}"
 
     def _config(self, stop: list[str] | None, settings: dict[str, Any]) -> GenerationConfig:
-        """Settings of one call."""
+        """Return the settings of one call."""
         if settings.get("tools"):
-            raise InputError("ChatKVPacket calls no tools; leave them out.")
+            raise InputError("ChatKVPacket does not support tools. Leave them out.")
         if settings.get("model", self.model_name) != self.model_name:
-            raise InputError(f"This is {self.model_name}; make another ChatKVPacket for {settings['model']!r}.")
+            raise InputError(
+                f"This ChatKVPacket runs {self.model_name}. Create another ChatKVPacket for {settings['model']!r}."
+            )
         asked = {name: value for name, value in settings.items() if name not in ("method", "model", "tools", *IGNORED)}
         return self.generation({**asked, "stop": stop})
 
     def _start(
         self, messages: list[BaseMessage], config: GenerationConfig, settings: dict[str, Any]
     ) -> AnswerStream[Reply]:
-        """Read the prompt; the stream gives the answer."""
+        """Prefill the prompt and return the stream of the answer."""
         method = settings.get("method") or self.method
         return self.conversation.stream(to_turns(messages), method=method, config=config)
 
@@ -114,7 +116,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any,
     ) -> ChatResult:  # fmt: skip
-        # Step by step as well, so that a cancelled call stops.
+        # This also runs step by step, so that a cancelled call stops.
         return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     async def _astream(
@@ -143,7 +145,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        """Names for tracing."""
+        """Return names for tracing."""
         name = kwargs.get("model")
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "kvpacket"
@@ -151,7 +153,7 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
         return params
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text, by the model's own tokenizer."""
+        """Return the token ids of a text, from the model's own tokenizer."""
         return list(self.conversation.model.text.plain(text))
 
 

@@ -1,4 +1,4 @@
-"""Chunks as LangChain documents, and back."""
+"""Convert chunks to LangChain documents and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvpacket_rag import Hit
 __all__ = ["WHOLE", "chunk_id", "to_document"]
 
 WHOLE = "langchain_kvpacket"
-"""Source of documents that LangChain gave: each is one chunk, and known by the id LangChain gave it."""
+"""Source of documents that were added through LangChain. Each is one chunk and keeps its id from LangChain."""
 
 
 def to_document(hit: Hit, *, named: bool) -> Document:
-    """Give a chunk as a document. named: add title, source and a reference to the packet to its metadata."""
+    """Return a chunk as a document. named: add title, source and a reference to the packet to its metadata."""
     whole = hit.source == WHOLE
     metadata: dict[str, Any] = dict(hit.metadata)
     if named:
@@ -26,6 +26,6 @@ def to_document(hit: Hit, *, named: bool) -> Document:
 
 
 def chunk_id(document: Document) -> str:
-    """Id of the chunk a document says it is, or ""."""
+    """Return the id of the chunk that a document refers to, or ""."""
     named = document.metadata.get("kvpacket")
     return str(named.get("id", "")) if isinstance(named, dict) else document.id or ""

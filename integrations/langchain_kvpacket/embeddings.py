@@ -1,4 +1,4 @@
-"""The store's embedder for LangChain, and LangChain's embeddings for the store."""
+"""A store's embedder as LangChain embeddings, and LangChain embeddings as the embedder of a store."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class KVPacketEmbeddings(Embeddings):
     """An embedder of this package as LangChain embeddings."""
 
     def __init__(self, embedder: Embedder | None = None) -> None:
-        """embedder: default the one stores use by default, a sentence-transformers model."""
+        """embedder: the embedder to use; by default that of stores, a sentence-transformers model."""
         self.embedder = embedder or SentenceEmbedder()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
+        """Return one vector for each text."""
         return [[float(number) for number in row] for row in self.embedder.embed(texts)] if texts else []
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a question."""
+        """Return the vector of a question."""
         return [float(number) for number in embed_question(self.embedder, text)]
 
 
@@ -29,9 +29,9 @@ class LangChainEmbedder:
     """LangChain embeddings as the embedder of a store: `DocumentStore.open(folder, embedder=LangChainEmbedder(...))`."""
 
     def __init__(self, embeddings: Embeddings, name: str | None = None) -> None:
-        """name: recorded in the store; another name is refused. Default the class and the model it names, if any.
+        """name: recorded in the store, which refuses another name. Default the class and the model it names, if any.
 
-        Give one where that says too little, as for wrappers.
+        Give a name where the default does not identify the model, for example for wrappers.
         """
         self.embeddings = embeddings
         names = (getattr(embeddings, attribute, None) for attribute in ("model_name", "model", "model_id", "repo_id"))
@@ -40,13 +40,13 @@ class LangChainEmbedder:
 
     @property
     def name(self) -> str:
-        """Recorded in the store."""
+        """The name that is recorded in the store."""
         return self._name
 
     def embed(self, texts: list[str]) -> list[list[float]]:
-        """One row of numbers for each text."""
+        """Return one row of numbers for each text."""
         return self.embeddings.embed_documents(texts)
 
     def embed_query(self, text: str) -> list[float]:
-        """One row of numbers for a question."""
+        """Return one row of numbers for a question."""
         return self.embeddings.embed_query(text)

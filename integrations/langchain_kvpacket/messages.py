@@ -1,4 +1,4 @@
-"""LangChain messages as turns of a conversation, and documents as blocks of a message."""
+"""Convert LangChain messages to turns of a conversation, and documents to blocks of a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["document_block", "document_blocks", "format_packets", "to_turns"]
 
 
 def document_block(document: Document) -> dict[str, Any]:
-    """Give a document as a text block that says which chunk it is. Other models see its text."""
+    """Return a document as a text block that names its chunk. Other models see only its text."""
     extras = {"kvpacket": {"id": chunk_id(document)}}
     return {"type": "text", "text": document.page_content, "extras": extras}
 
@@ -26,7 +26,7 @@ def document_blocks(
     separator: str = SEPARATOR,
     write: Callable[[Document], list[dict[str, Any]]] = lambda document: [document_block(document)],
 ) -> list[dict[str, Any]]:
-    """Give documents as blocks, with the separator between them. write: gives the blocks of one."""
+    """Return documents as blocks, with the separator between them. write: returns the blocks of one document."""
     blocks: list[dict[str, Any]] = []
     for document in documents:
         if blocks:
@@ -36,20 +36,20 @@ def document_blocks(
 
 
 def format_packets(documents: Sequence[Document]) -> list[BaseMessage]:
-    """Give documents as messages for a `MessagesPlaceholder`, in place of joining their texts.
+    """Return documents as messages for a `MessagesPlaceholder`, instead of joining their texts.
 
-    The user's turn goes on with what follows them in the prompt.
+    The user's turn continues with what follows them in the prompt.
     """
     return [HumanMessage(content=[*document_blocks(documents)])] if documents else []
 
 
 def to_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """Give messages as turns.
+    """Return messages as turns.
 
-    Raises `InputError` for messages of tools, and for content other than text.
+    Raises `InputError` for tool messages, and for content other than text.
     """
     if not messages:
-        raise InputError("There are no messages; give at least one.")
+        raise InputError("There are no messages. Give at least one.")
     return [Turn(_role(message), tuple(_parts(message))) for message in messages]
 
 
@@ -60,12 +60,12 @@ def _role(message: BaseMessage) -> str:
         return "user"
     if isinstance(message, AIMessage):
         if message.tool_calls:
-            raise InputError("The message calls tools, which local models are not asked to do here; leave it out.")
+            raise InputError("The message calls tools, which this chat model does not support. Leave it out.")
         return "assistant"
     if isinstance(message, ChatMessage):
         return {"human": "user", "ai": "assistant", "developer": "system"}.get(message.role, message.role)
     raise InputError(
-        f"Messages must be of system, human or AI; got one of type {message.type!r}. Tools are not supported."
+        f"Messages must be system, human or AI messages; got one of type {message.type!r}. Tools are not supported."
     )
 
 
@@ -75,9 +75,9 @@ def _parts(message: BaseMessage) -> Iterator[str | Passage]:
         if isinstance(block, str):
             yield block
         elif block.get("type") == "text":
-            # A reference comes from a field beside the text, never from the text.
+            # References are taken only from a separate field, never from the text itself.
             named = (block.get("extras") or {}).get("kvpacket")
             text = str(block.get("text", ""))
             yield Passage(text, str(named.get("id", ""))) if isinstance(named, dict) else text
         else:
-            raise InputError(f"Only text can be read; got a content block of type {block.get('type')!r}.")
+            raise InputError(f"Only text is supported; got a content block of type {block.get('type')!r}.")

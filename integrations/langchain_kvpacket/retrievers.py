@@ -1,4 +1,4 @@
-"""`KVPacketRetriever`: chunks of a store, or of any other retriever with a packet for each."""
+"""`KVPacketRetriever`: retrieves chunks of a store, or builds packets for what any other retriever finds."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ __all__ = ["KVPacketRetriever"]
 
 
 class KVPacketRetriever(BaseRetriever):
-    """Retrieves from a store, or lets another retriever do so and sees to it that what it finds has packets."""
+    """Retrieves from a store, or uses another retriever and makes sure that the texts it finds have packets."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     store: DocumentStore
     base_retriever: Runnable | None = None  # type: ignore[type-arg]
-    """Retrieves in place of the store: a retriever, bound or configured, or a chain that gives documents. Texts the store lacks are added to it, each as a document of one chunk."""
+    """Retriever to use instead of the store's search: a retriever, bound or configured, or a chain that returns
+    documents. Texts that the store lacks are added to it, each as a document of one chunk.
+    """
     k: int = Field(default=4, ge=1)
-    """Documents to return; may be given at call time. What `base_retriever` finds is cut only if it is given."""
+    """Documents to return; may be given at call time. Results of `base_retriever` are cut to k only if k is given."""
     filter: Filter | None = None
-    """Metadata values, or a function of the metadata, that documents must have; for the store's own search."""
+    """Metadata values that documents must have, or a function of the metadata. It applies to the store's own search."""
     search_type: Literal["similarity", "mmr", "similarity_score_threshold"] = "similarity"
     score_threshold: float = 0.0
-    """Least relevance, 0 to 1: (1 + cosine) / 2."""
+    """Minimum relevance, 0 to 1: (1 + cosine) / 2."""
     fetch_k: int = 20
-    """Nearest chunks among which "mmr" chooses."""
+    """Number of nearest chunks from which "mmr" chooses."""
     lambda_mult: float = 0.5
-    """For "mmr": 1 for nearness only, 0 for variety only."""
+    """For "mmr": 1 for similarity only, 0 for diversity only."""
 
     @model_validator(mode="after")
     def _one_search(self) -> Self:
         own = {"filter", "search_type", "score_threshold", "fetch_k", "lambda_mult"} & self.model_fields_set
         if self.base_retriever is not None and own:
-            raise InputError(f"{', '.join(sorted(own))}: set on the base retriever, which does the search; not here.")
+            raise InputError(
+                f"Set {', '.join(sorted(own))} on the base retriever, which does the search, and not here."
+            )
         return self
 
     def _get_relevant_documents(
@@ -70,7 +74,7 @@ class KVPacketRetriever(BaseRetriever):
         return await run_in_executor(None, self._with_packets, found[:most])
 
     def _most(self, k: int | None) -> int | None:
-        """How many documents are wanted, if anybody said so."""
+        """Return how many documents to return at most, or None if no number was given."""
         if k is not None and k < 1:
             raise InputError(f"k must be at least 1, got {k}.")
         return k if k is not None else self.k if "k" in self.model_fields_set else None
@@ -85,12 +89,12 @@ class KVPacketRetriever(BaseRetriever):
         return hits
 
     def _with_packets(self, documents: list[Document]) -> list[Document]:
-        """Give documents with the chunk each is; texts the store lacks are added first, in one go."""
+        """Return documents with references to their chunks. Texts that the store lacks are first added, all at once."""
         chunks = kvpacket_rag.adopt(self.store, {document.page_content for document in documents})
         return [_named(document, chunks.get(document.page_content)) for document in documents]
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
-        """Names for tracing."""
+        """Return names for tracing."""
         return LangSmithRetrieverParams(
             ls_retriever_name="kvpacket",
             ls_vector_store_provider="kvpacket",
@@ -101,7 +105,7 @@ class KVPacketRetriever(BaseRetriever):
 def run_manager_config(
     run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
 ) -> RunnableConfig:
-    """Make what an inner runnable is called with, so that tracing sees it as part of this run."""
+    """Return the configuration for an inner runnable, so that tracing shows it as part of this run."""
     return RunnableConfig(callbacks=run_manager.get_child())
 
 
@@ -110,7 +114,7 @@ def _given(filter: Filter | None, others: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(document: Document, chunk: Chunk | None) -> Document:
-    """The document with a reference to its chunk, if it has one."""
+    """Return the document with a reference to its chunk, if it has one."""
     if chunk is None:
         return document
     metadata = {**document.metadata, "kvpacket": chunk.reference}

@@ -1,4 +1,4 @@
-"""Similarity, diversity and thresholds over a store, for retriever and vector store alike."""
+"""Similarity, diversity and thresholds over a store, shared by the retriever and the vector store."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ __all__ = ["diverse", "relevance"]
 
 
 def relevance(cosine: float) -> float:
-    """Cosine (-1 to 1) as relevance: 0 to 1, higher is nearer."""
+    """Return the cosine (-1 to 1) as a relevance from 0 to 1; higher is nearer."""
     return min(1.0, max(0.0, (1 + cosine) / 2))
 
 
 def diverse(
     store: DocumentStore, vector: Vectors, k: int, *, fetch_k: int, lambda_mult: float, filter: Filter | None
 ) -> list[Hit]:
-    """Find k of the `fetch_k` nearest chunks that are near the vector and unlike each other (maximal marginal relevance).
+    """Find k of the `fetch_k` nearest chunks that are near the vector and differ from each other.
 
-    lambda_mult: 1 for nearness only, 0 for variety only. Raises `InputError` outside of this.
+    This is maximal marginal relevance.
+
+    lambda_mult: 1 for similarity only, 0 for diversity only. Raises `InputError` outside this range.
     """
     if not 0 <= lambda_mult <= 1:
         raise InputError(f"lambda_mult must be between 0 and 1, got {lambda_mult}.")

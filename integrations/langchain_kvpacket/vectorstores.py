@@ -1,4 +1,4 @@
-"""`KVPacketVectorStore`: a LangChain vector store on a document store, so that all its chunks have packets."""
+"""`KVPacketVectorStore`: a LangChain vector store over a document store, so that all its chunks have packets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["KVPacketVectorStore"]
 
 
 class KVPacketVectorStore(VectorStore):
-    """Documents are kept as they are given, one chunk each; cut them with a text splitter first.
+    """A vector store that stores each document as one chunk. Split documents with a text splitter first.
 
     Chunks of documents that were added to the store itself are found as well, under their chunk ids.
     """
@@ -43,18 +43,18 @@ class KVPacketVectorStore(VectorStore):
         ids: list[str] | None = None, store: DocumentStore | None = None, folder: str | Path | None = None,
         model: PacketModel | str | None = None, **kwargs: Any,
     ) -> KVPacketVectorStore:  # fmt: skip
-        """Make a vector store of texts, in `store` or in a store opened in `folder` with `model`.
+        """Build a vector store of texts, in `store` or in a store opened in `folder` with `model`.
 
-        embedding: default the store's own. Raises `InputError` unless one of store and folder is given.
+        embedding: default the store's own. Raises `InputError` unless exactly one of store and folder is given.
         """
         if (store is None) == (folder is None):
-            raise InputError("Give either a store, or a folder to open one in, to keep the texts.")
+            raise InputError("Give either a store, or a folder in which to open one.")
         embedder = None if embedding is None else _embedder(embedding)
         if store is None:
             store = DocumentStore.open(folder or "", model=model, embedder=embedder)
         elif embedder is not None and embedder.name != store.embedder.name:
             raise InputError(
-                f"The store was made with the embedder {store.embedder.name}, {embedder.name} is given. Leave it out, or "
+                f"The store was made with the embedder {store.embedder.name}, but {embedder.name} was given. Leave it out, or "
                 "open another store with it: DocumentStore.open(folder, embedder=LangChainEmbedder(...))."
             )
         made = cls(store)
@@ -64,14 +64,16 @@ class KVPacketVectorStore(VectorStore):
     def add_documents(
         self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **_: Any
     ) -> list[str]:
-        """Add documents, or replace those of the same id, and build their packets; returns their ids.
+        """Add documents, or replace those with the same id, and build their packets.
 
-        ids: in place of the documents' own; made up where there is none. Of two with one id the last counts.
-        Raises `InputError` if the numbers differ, or for a document without text or with metadata that is no JSON.
+        ids: used instead of the documents' own ids; a missing id is generated. If two documents have the same id, the
+        last one counts.
+        Returns the ids. Raises `InputError` if the numbers differ, or for a document without text or with metadata
+        that is not JSON.
         """
         given = [document.id for document in documents] if ids is None else list(ids)
         if len(given) != len(documents):
-            raise InputError(f"As many ids as documents are needed; got {len(given)} for {len(documents)}.")
+            raise InputError(f"Give one id for each document; got {len(given)} ids for {len(documents)} documents.")
         names = [name or str(uuid.uuid4()) for name in given]
         new = {
             name: kvpacket_rag.Document(
@@ -84,10 +86,10 @@ class KVPacketVectorStore(VectorStore):
         return names
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
-        """Delete documents with their packets, all that were added through LangChain if no ids are given.
+        """Delete documents with their packets. Without ids, delete all documents that were added through LangChain.
 
-        Ids that are not there are ignored. Returns False if some are of the store's own documents or their chunks,
-        which stay.
+        Unknown ids are ignored. Returns False if some ids belong to the store's own documents or their chunks, which
+        are not deleted.
         """
         if ids is None:
             ids = [document.id for document in self.store.documents() if document.source == WHOLE]
@@ -96,7 +98,7 @@ class KVPacketVectorStore(VectorStore):
         return all(own.values()) and not self.store.get(ids)
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Documents by id, in the order asked for; those that are not there are left out."""
+        """Return documents by id, in the requested order. Unknown ids are left out."""
         whole = {hit.chunk.document: hit for hit in self.store.of_documents(ids) if hit.source == WHOLE}
         hits = {**self.store.get([name for name in ids if name not in whole]), **whole}
         return [to_document(hits[name], named=False) for name in ids if name in hits]
@@ -104,27 +106,27 @@ class KVPacketVectorStore(VectorStore):
     # -- search ---------------------------------------------------------------------------------------------
 
     def similarity_search(self, query: str, k: int = 4, filter: Filter | None = None, **_: Any) -> list[Document]:
-        """Find the k documents nearest a question, best first. filter: applied before the k nearest are taken."""
+        """Find the k documents nearest to a question, best first. filter: applied before the k nearest are chosen."""
         return _documents(self.store.search(query, k, filter=filter))
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **_: Any
     ) -> list[tuple[Document, float]]:
-        """The same with the cosine of question and document, -1 to 1, higher is nearer."""
+        """Find the k documents nearest to a question, with their cosines to it: -1 to 1, higher is nearer."""
         hits = self.store.search(query, k, filter=filter)
         return [(to_document(hit, named=False), hit.score) for hit in hits]
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **_: Any
     ) -> list[Document]:
-        """Find the k documents nearest a vector."""
+        """Find the k documents nearest to a vector."""
         return _documents(self.store.nearest(np.asarray(embedding, dtype=np.float32), k, filter=filter))
 
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *, filter: Filter | None = None,
         **_: Any,
     ) -> list[Document]:  # fmt: skip
-        """Find k documents near a question and unlike each other, among the `fetch_k` nearest."""
+        """Find k documents that are near a question and differ from each other, among the `fetch_k` nearest."""
         embedding = self.store.embed(query).tolist()
         return self.max_marginal_relevance_search_by_vector(embedding, k, fetch_k, lambda_mult, filter=filter)
 
@@ -132,7 +134,7 @@ class KVPacketVectorStore(VectorStore):
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *,
         filter: Filter | None = None, **_: Any,
     ) -> list[Document]:  # fmt: skip
-        """The same, for a vector."""
+        """Find k documents that are near a vector and differ from each other, among the `fetch_k` nearest."""
         vector = kvpacket_rag.unit_vectors(embedding)
         return _documents(diverse(self.store, vector, k, fetch_k=fetch_k, lambda_mult=lambda_mult, filter=filter))
 

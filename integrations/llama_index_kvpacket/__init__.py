@@ -1,4 +1,4 @@
-"""LlamaIndex components that answer from packets: change one or two lines of a query engine that works.
+"""LlamaIndex components that answer from packets. In an existing query engine, one or two lines change.
 
     from llama_index_kvpacket import KVPacketQueryEngine
 

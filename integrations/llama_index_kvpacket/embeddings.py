@@ -1,4 +1,4 @@
-"""The store's embedder for LlamaIndex, and LlamaIndex's embedding model for the store."""
+"""A store's embedder as a LlamaIndex embedding model, and a LlamaIndex embedding model as the embedder of a store."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class KVPacketEmbedding(BaseEmbedding):
     _embedder: Embedder = PrivateAttr()
 
     def __init__(self, embedder: Embedder | None = None, **kwargs: Any) -> None:
-        """embedder: default the one stores use by default, a sentence-transformers model."""
+        """embedder: the embedder to use; by default that of stores, a sentence-transformers model."""
         embedder = embedder or SentenceEmbedder()
         super().__init__(model_name=embedder.name, **kwargs)
         self._embedder = embedder
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the component."""
+        """Return the name of the component."""
         return "KVPacketEmbedding"
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
@@ -52,19 +52,19 @@ class LlamaIndexEmbedder:
     """A LlamaIndex embedding model as the embedder of a store."""
 
     def __init__(self, model: BaseEmbedding, name: str | None = None) -> None:
-        """name: recorded in the store; another name is refused. Default the class and model names."""
+        """name: recorded in the store, which refuses another name. Default the class and model names."""
         self.model = model
         self._name = name or f"{model.class_name()}:{model.model_name}"
 
     @property
     def name(self) -> str:
-        """Recorded in the store."""
+        """The name that is recorded in the store."""
         return self._name
 
     def embed(self, texts: list[str]) -> list[list[float]]:
-        """One row of numbers for each text."""
+        """Return one row of numbers for each text."""
         return self.model.get_text_embedding_batch(texts)
 
     def embed_query(self, text: str) -> list[float]:
-        """One row of numbers for a question."""
+        """Return one row of numbers for a question."""
         return self.model.get_query_embedding(text)

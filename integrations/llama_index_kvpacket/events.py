@@ -1,4 +1,4 @@
-"""What LlamaIndex's instrumentation can hear of packets."""
+"""Events about packets for LlamaIndex's instrumentation."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class KVPacketLoadEvent(BaseEvent):
     chunks: list[str]
     """Ids of their chunks, in order."""
     missed: int
-    """Retrieved texts that had none."""
+    """Retrieved texts without a packet."""
     built: int
-    """Packets that had to be built for it."""
+    """Packets that had to be built for the context."""
     seconds: float
-    """Finding and loading."""
+    """Seconds spent finding chunks and loading packets."""
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the event."""
+        """Return the name of the event."""
         return "KVPacketLoadEvent"
 
 
 class KVPacketAnswerEvent(BaseEvent):
-    """An answer ended, or was stopped."""
+    """An answer ended or was stopped."""
 
     text: str
     cost: dict[str, Any]
-    """As in `response.metadata["kvpacket"]`."""
+    """The same values as in `response.metadata["kvpacket"]`."""
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the event."""
+        """Return the name of the event."""
         return "KVPacketAnswerEvent"

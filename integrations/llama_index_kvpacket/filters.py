@@ -1,4 +1,4 @@
-"""LlamaIndex's metadata filters as functions of the metadata."""
+"""Evaluate LlamaIndex's metadata filters on metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Metadata = Mapping[str, Any]
 
 
 def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """A comparison that is false for values that have no order, instead of raising."""
+    """Return a comparison that is false, instead of raising an error, for values that cannot be ordered."""
 
     def holds(value: Any, wanted: Any) -> bool:
         try:
@@ -25,7 +25,7 @@ def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 
 
 def _many(value: Any) -> list[Any]:
-    """A value as a list: text and numbers are lists of one."""
+    """Return a value as a list. Text and numbers become lists of one item."""
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
@@ -42,7 +42,7 @@ TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
     FilterOperator.TEXT_MATCH_INSENSITIVE: lambda value, wanted: str(wanted).casefold() in str(value).casefold(),
     FilterOperator.CONTAINS: lambda value, wanted: isinstance(value, list | tuple) and wanted in value,
 }
-"""For values that are there; a missing value passes only what is said to be different, not in, or empty."""
+"""Tests for values that are present. A missing value passes only the operators NE, NIN and IS_EMPTY."""
 
 
 def _one(condition: MetadataFilter, metadata: Metadata) -> bool:
@@ -58,7 +58,7 @@ def _one(condition: MetadataFilter, metadata: Metadata) -> bool:
 
 
 def passes(filters: MetadataFilters, metadata: Metadata) -> bool:
-    """Whether metadata passes all, any or none of the filters, which may nest."""
+    """Return whether metadata passes all, any or none of the filters. Filters may be nested."""
     found = (
         passes(item, metadata) if isinstance(item, MetadataFilters) else _one(item, metadata)
         for item in filters.filters

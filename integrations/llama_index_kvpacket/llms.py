@@ -1,4 +1,4 @@
-"""`KVPacketLLM`: a local model that takes the chunks it finds in its prompt from packets."""
+"""`KVPacketLLM`: a local model that finds stored chunks in its prompt and uses their packets."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ ROLES = {
 
 
 class KVPacketLLM(LanguageModelComponent, CustomLLM):
-    """A local model that knows the chunks of a store: where one stands in the prompt, its packet is used.
+    """A local model that finds the chunks of a store in its prompt and uses their packets.
 
-    Prompts are put into the model's own chat template; a completion is the answer to one user message.
+    Prompts are put into the model's own chat template. A completion is the answer to one user message.
     """
 
     max_tokens: int = 256
-    """Longest answer, tokens."""
+    """Maximum answer tokens."""
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the component."""
+        """Return the name of the component."""
         return "KVPacketLLM"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex wants to know of a model; loads it."""
+        """What LlamaIndex needs to know about the model. Reading it loads the model."""
         model = self.conversation.model
         return LLMMetadata(
             context_window=model.max_positions, num_output=self.max_tokens, is_chat_model=True, model_name=model.name
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """What LlamaIndex's callbacks tell of a model; asked for in the event loop, so nothing is loaded for it."""
+        """Return what LlamaIndex's callbacks report about the model. It runs in the event loop, so it loads nothing."""
         return {"class_name": self.class_name(), "method": self.method, **self.own_settings}
 
     async def apredict(self, *args: Any, **kwargs: Any) -> str:
-        """The same as of any model; the model is loaded outside the event loop."""
+        """Predict as any LlamaIndex model does. The model is loaded outside the event loop."""
         await asyncio.to_thread(lambda: self.conversation)
         return await super().apredict(*args, **kwargs)
 
     async def astream(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as of any model; the model is loaded outside the event loop."""
+        """Stream as any LlamaIndex model does. The model is loaded outside the event loop."""
         await asyncio.to_thread(lambda: self.conversation)
         return await super().astream(*args, **kwargs)
 
     def converse(self, turns: Sequence[Turn], **settings: Any) -> AnswerStream[Reply]:
-        """Stream the next turn. Raises `InputError` for a setting that is none."""
+        """Stream the next turn. Raises `InputError` for an unknown setting."""
         method = settings.pop("method", None) or self.method
         stream = self.conversation.stream(turns, method=method, config=self.generation(settings))
         reply = stream.answer
@@ -87,7 +87,7 @@ class KVPacketLLM(LanguageModelComponent, CustomLLM):
         return stream
 
     def pieces(self, stream: AnswerStream[Reply]) -> Generator[str, None, None]:
-        """Pieces of an answer; tells instrumentation when it ends or is stopped."""
+        """Yield the pieces of an answer, and emit an event when it ends or is stopped."""
         try:
             with stream:
                 yield from stream
@@ -116,18 +116,18 @@ class KVPacketLLM(LanguageModelComponent, CustomLLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """The same, piece by piece."""
+        """Answer messages piece by piece."""
         return self._chat(messages, kwargs)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """The same, without blocking the event loop."""
+        """Answer messages without blocking the event loop."""
         found = [response async for response in steps_in_thread(self._chat(messages, kwargs))]
         return found[-1]
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """The same, piece by piece."""
+        """Answer messages piece by piece, without blocking the event loop."""
         return steps_in_thread(self._chat(messages, kwargs))
 
     def _complete(self, prompt: str, settings: dict[str, Any]) -> Generator[CompletionResponse, None, None]:
@@ -141,33 +141,33 @@ class KVPacketLLM(LanguageModelComponent, CustomLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Answer a prompt, as one user message. formatted: of no effect, the chat template is always the model's own."""
+        """Answer a prompt as one user message. formatted: no effect; the model's own chat template always applies."""
         *_, last = self._complete(prompt, kwargs)
         return last
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """The same, piece by piece."""
+        """Answer a prompt piece by piece."""
         return self._complete(prompt, kwargs)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """The same, without blocking the event loop."""
+        """Answer a prompt without blocking the event loop."""
         found = [response async for response in steps_in_thread(self._complete(prompt, kwargs))]
         return found[-1]
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        """The same, piece by piece."""
+        """Answer a prompt piece by piece, without blocking the event loop."""
         return steps_in_thread(self._complete(prompt, kwargs))
 
     async def converse_in_thread(self, turns: Sequence[Turn]) -> AnswerStream[Reply]:
-        """Read a prompt without blocking the event loop."""
+        """Prefill a prompt and stream the next turn, without blocking the event loop."""
         return await asyncio.to_thread(self.converse, turns)
 
 
 def cost(reply: Reply) -> dict[str, Any]:
-    """What an answer cost, as JSON values."""
+    """Return the cost of an answer as JSON values."""
     return {
         "hits": [chunk.id for chunk in reply.chunks],
         "method": reply.method,
@@ -177,13 +177,13 @@ def cost(reply: Reply) -> dict[str, Any]:
 
 
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """Give messages as turns. Raises `InputError` for roles of tools, and for content other than text."""
+    """Return messages as turns. Raises `InputError` for tool roles, and for content other than text."""
     turns = []
     for message in messages:
         if message.role not in ROLES:
-            raise InputError(f"Messages must be of system, user or assistant; got {message.role.value!r}.")
+            raise InputError(f"Messages must have the role system, user or assistant; got {message.role.value!r}.")
         for block in message.blocks:
             if not isinstance(block, TextBlock):
-                raise InputError(f"Only text can be read; got a block of type {block.block_type!r}.")
+                raise InputError(f"Only text is supported; got a block of type {block.block_type!r}.")
         turns.append(Turn(ROLES[message.role], (message.content or "",)))
     return turns

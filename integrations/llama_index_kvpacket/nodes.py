@@ -1,4 +1,4 @@
-"""Chunks as LlamaIndex nodes, nodes as documents of a store."""
+"""Convert chunks to LlamaIndex nodes, and nodes to documents of a store."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvpacket_rag import Hit
 __all__ = ["NODES", "content", "to_document", "to_node", "with_score"]
 
 NODES = "llama_index_kvpacket"
-"""Source of documents that LlamaIndex gave: each is one node, and one chunk."""
+"""Source of documents that were added through LlamaIndex. Each is one node and one chunk."""
 
 
 def content(node: BaseNode) -> str:
-    """What the model reads of a node; stripped, as LlamaIndex's own synthesizers and chat engines do."""
+    """Return what the model sees of a node. It is stripped, as LlamaIndex's own synthesizers and chat engines do."""
     return node.get_content(metadata_mode=MetadataMode.LLM).strip()
 
 
 def to_document(node: BaseNode) -> kvpacket_rag.Document:
-    """Give a node as a document of one chunk, found by the node's own embedding if it has one."""
+    """Return a node as a document of one chunk. Search uses the node's own embedding if it has one."""
     vector = None if node.embedding is None else tuple(float(number) for number in node.embedding)
     return kvpacket_rag.Document(
         content(node), id=node.node_id, source=NODES, metadata=node_to_metadata_dict(node), whole=True, vector=vector
@@ -30,7 +30,7 @@ def to_document(node: BaseNode) -> kvpacket_rag.Document:
 
 
 def to_node(hit: Hit) -> BaseNode:
-    """Give a chunk as a node: the one it was made from, or one whose text the model reads without its metadata."""
+    """Return a chunk as a node: the node from which it was made, or a new one whose metadata the model does not see."""
     if hit.source == NODES:
         return metadata_dict_to_node(dict(hit.metadata))
     named = {name: value for name, value in (("title", hit.title), ("source", hit.source)) if value}
@@ -46,5 +46,5 @@ def to_node(hit: Hit) -> BaseNode:
 
 
 def with_score(hit: Hit) -> NodeWithScore:
-    """The node with the cosine of question and chunk, higher is nearer."""
+    """Return the node with the cosine of question and chunk; higher is nearer."""
     return NodeWithScore(node=to_node(hit), score=hit.score)

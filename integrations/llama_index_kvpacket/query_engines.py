@@ -1,4 +1,4 @@
-"""`KVPacketQueryEngine`: retriever, postprocessors, and an answer from packets."""
+"""`KVPacketQueryEngine`: a query engine with a retriever, postprocessors and answers from packets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["KVPacketQueryEngine"]
 
 
 class KVPacketQueryEngine(RetrieverQueryEngine):
-    """A `RetrieverQueryEngine` that answers from packets; the global Settings are never read."""
+    """A `RetrieverQueryEngine` that answers from packets. It never uses the global Settings."""
 
     @classmethod
     def from_retriever(
@@ -32,16 +32,16 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
         node_postprocessors: Sequence[BaseNodePostprocessor] = (), streaming: bool = False,
         callback_manager: CallbackManager | None = None, **options: Any,
     ) -> KVPacketQueryEngine:  # fmt: skip
-        """Make an engine over any retriever.
+        """Build an engine over any retriever.
 
-        Give the model, or the store whose model and packets are to be used. Texts that another retriever finds and the
-        store lacks get a packet when they are first found. options: see `KVPacketSynthesizer`.
+        Give the model, or the store whose model and packets to use. If another retriever finds texts that the store
+        lacks, their packets are built when they are first found. options: see `KVPacketSynthesizer`.
         """
         llm = _model(llm, store, retriever)
         known = llm.conversation.store
         if isinstance(retriever, KVPacketRetriever) and known is not None and _where(retriever.store) != _where(known):
             raise InputError(
-                f"The retriever is over {_where(retriever.store)}, the model over {_where(known)}; give one store."
+                f"The retriever uses {_where(retriever.store)}, but the model uses {_where(known)}. Give both the same store."
             )
         if known is not None and not isinstance(retriever, KVPacketRetriever):
             retriever = KVPacketRetriever(known, base_retriever=retriever)
@@ -55,7 +55,7 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
         callback_manager: CallbackManager | None = None, text_qa_template: Any = None, best_last: bool = False,
         empty_response: str | None = None, **retriever_options: Any,
     ) -> KVPacketQueryEngine:  # fmt: skip
-        """Make an engine over an index. retriever_options: for `index.as_retriever`, such as `similarity_top_k`."""
+        """Build an engine over an index. retriever_options: for `index.as_retriever`, such as `similarity_top_k`."""
         return cls.from_retriever(
             index.as_retriever(**retriever_options), llm=llm, store=store, node_postprocessors=node_postprocessors,
             streaming=streaming, callback_manager=callback_manager, text_qa_template=text_qa_template, best_last=best_last, empty_response=empty_response,
@@ -65,10 +65,10 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
     def from_documents(
         cls, documents: Sequence[Document], *, store: DocumentStore, similarity_top_k: int = 4, **options: Any
     ) -> KVPacketQueryEngine:
-        """Make an engine over documents, which the store splits, embeds and keeps; unchanged ones cost nothing.
+        """Build an engine over documents, which the store splits, embeds and stores. Unchanged documents cost nothing.
 
-        The model reads their text, not their metadata, which is kept for filters. Ids that LlamaIndex drew at random are
-        replaced by hashes of text and metadata; documents without a visible character are left out.
+        The model sees their text but not their metadata, which is stored for filters. Random ids from LlamaIndex are
+        replaced by hashes of text and metadata. Documents without a visible character are left out.
         """
         new = [
             kvpacket_rag.Document(
@@ -82,7 +82,7 @@ class KVPacketQueryEngine(RetrieverQueryEngine):
 
 
 def _drawn(name: str) -> bool:
-    """Whether an id is one that LlamaIndex draws for a document that was given none."""
+    """Return whether an id is a random one, which LlamaIndex generates for a document without an id."""
     try:
         return uuid.UUID(name).version == 4
     except ValueError:
@@ -91,7 +91,7 @@ def _drawn(name: str) -> bool:
 
 def _model(llm: KVPacketLLM | None, store: DocumentStore | None, retriever: BaseRetriever) -> KVPacketLLM:
     if llm is not None and store is not None:
-        raise InputError("Give either the model or the store; the model has a store of its own.")
+        raise InputError("Give either the model or the store, because the model has its own store.")
     if llm is None and store is None and isinstance(retriever, KVPacketRetriever):
         store = retriever.store
     if llm is None and store is None:

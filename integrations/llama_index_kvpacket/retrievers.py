@@ -1,4 +1,4 @@
-"""`KVPacketRetriever`: chunks of a store, or of any other retriever with a packet for each."""
+"""`KVPacketRetriever`: retrieves chunks of a store, or builds packets for what any other retriever finds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ __all__ = ["KVPacketRetriever"]
 
 
 class KVPacketRetriever(BaseRetriever):
-    """Retrieves from a store, or lets another retriever do so and sees to it that what it finds has packets."""
+    """Retrieves from a store, or uses another retriever and makes sure that the texts it finds have packets."""
 
     def __init__(
         self, store: DocumentStore, *, similarity_top_k: int | None = None, filters: MetadataFilters | None = None,
         base_retriever: BaseRetriever | None = None, callback_manager: CallbackManager | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """base_retriever: retrieves in place of the store; texts the store lacks are added to it, each as one chunk.
+        """base_retriever: used instead of the store's search. Texts that the store lacks are added, each as one chunk.
 
-        similarity_top_k: default 4. filters: applied before the nearest are taken. Both are for the store's own search:
-        raises `InputError` if one is given with a base retriever, which has its own.
+        similarity_top_k: number of chunks to retrieve, default 4. filters: applied before the nearest are chosen. Both
+        apply to the store's own search.
+        Raises `InputError` if one of them is given with a base retriever, which has its own.
         """
         if base_retriever is not None and (filters is not None or similarity_top_k is not None):
-            raise InputError("Set filters and similarity_top_k on the base retriever, which does the search; not here.")
+            raise InputError(
+                "Set filters and similarity_top_k on the base retriever, which does the search, and not here."
+            )
         self.store, self.base_retriever = store, base_retriever
         self.similarity_top_k = 4 if similarity_top_k is None else similarity_top_k
         self.filters = filters
@@ -57,6 +60,6 @@ class KVPacketRetriever(BaseRetriever):
         return await asyncio.to_thread(self._with_packets, found)
 
     def _with_packets(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        """The nodes as they are: the store knows their texts from now on."""
+        """Return the nodes unchanged, after adding texts that the store lacks."""
         kvpacket_rag.adopt(self.store, {content(found.node) for found in nodes})
         return nodes

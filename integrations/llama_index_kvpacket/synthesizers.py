@@ -1,4 +1,4 @@
-"""`KVPacketSynthesizer`: an answer from nodes, each from its packet."""
+"""`KVPacketSynthesizer`: a response synthesizer that takes each node from its packet."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ dispatcher = get_dispatcher(__name__)
 
 
 class KVPacketSynthesizer(BaseSynthesizer):
-    """Puts all nodes into one prompt, in their order, each from the packet of what the model reads of it.
+    """Puts all nodes into one prompt, in their order, each from the packet of the text that the model sees.
 
-    A node whose text the store does not have, since a postprocessor rewrote it, is computed and counted.
-    `response.metadata["kvpacket"]` says what the answer cost; of a stream once it has ended.
+    If a postprocessor rewrote a node, so that the store lacks its text, the node is computed and counted.
+    `response.metadata["kvpacket"]` reports the cost of the answer. A stream has it once it has ended.
     """
 
     def __init__(
         self, llm: KVPacketLLM, *, streaming: bool = False, text_qa_template: BasePromptTemplate | None = None,
         best_last: bool = False, empty_response: str | None = None, callback_manager: CallbackManager | None = None,
     ) -> None:  # fmt: skip
-        """text_qa_template: with `context_str` and `query_str`; default the words that answers of the store use.
+        """text_qa_template: has `context_str` and `query_str`; default the wording of the store's own answers.
 
-        best_last: place nodes in reverse, the best next to the question, where small models read best.
+        best_last: place nodes in reverse order, so that the best is next to the question, where small models use it
+        best.
         """
         window, room = llm.metadata.context_window, llm.metadata.num_output
 
         def count(text: str) -> list[int]:
             return list(llm.conversation.model.text.plain(text))
 
-        # Everything is given, so that nothing is looked up in the global Settings.
+        # Everything is passed explicitly, so that nothing is looked up in the global Settings.
         super().__init__(
             llm=llm, callback_manager=callback_manager or CallbackManager(), streaming=streaming,
             prompt_helper=PromptHelper(window, room, tokenizer=count),
@@ -77,11 +78,11 @@ class KVPacketSynthesizer(BaseSynthesizer):
                 Turn("system", (style.system,)),
                 Turn("user", (*passages, SEPARATOR, style.closing + query)),
             ]
-        # Nobody can write this mark: it is drawn for this prompt, and nodes are put in after the prompt is made.
+        # No input can contain this mark: it is random, and nodes are inserted after the prompt is formatted.
         mark = uuid.uuid4().hex
         messages = self._template.format_messages(llm=self._model, context_str=mark, query_str=query)
         if not any(mark in (message.content or "") for message in messages):
-            raise InputError("The template has no {context_str}, so that no node would be read; add it.")
+            raise InputError("The template has no {context_str}, so the model would not see any node. Add it.")
         turns = to_turns(messages)
         return [Turn(t.role, tuple(splice("".join(map(str, t.content)), mark, passages))) for t in turns]
 
@@ -93,7 +94,7 @@ class KVPacketSynthesizer(BaseSynthesizer):
     async def aget_response(
         self, query_str: str, text_chunks: Sequence[str], **_: Any
     ) -> str | AsyncGenerator[str, None]:
-        """The same, without blocking the event loop."""
+        """Answer from texts, without blocking the event loop."""
         stream = await self._model.converse_in_thread(self._turns(query_str, text_chunks))
         pieces = steps_in_thread(self._model.pieces(stream))
         return pieces if self._streaming else "".join([piece async for piece in pieces]).strip()
@@ -133,7 +134,7 @@ class KVPacketSynthesizer(BaseSynthesizer):
         self, query: QueryTextType, nodes: list[NodeWithScore],
         additional_source_nodes: Sequence[NodeWithScore] | None = None, **_: Any,
     ) -> RESPONSE_TYPE:  # fmt: skip
-        """The same, without blocking the event loop."""
+        """Answer from nodes, without blocking the event loop."""
         dispatcher.event(SynthesizeStartEvent(query=query))
         if not nodes:
             response: RESPONSE_TYPE = (
@@ -157,7 +158,7 @@ class KVPacketSynthesizer(BaseSynthesizer):
         return response
 
     def _noting(self, stream: AnswerStream[Reply], told: dict[str, Any]) -> Generator[str, None, None]:
-        """Pieces of an answer; what it cost is added to `told` when it ends or is stopped."""
+        """Yield the pieces of an answer. Its cost is added to `told` when it ends or is stopped."""
         try:
             yield from self._model.pieces(stream)
         finally:
@@ -173,5 +174,5 @@ def _texts(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 
 def _told(nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
-    """What is known of an answer before it is made: its nodes' metadata, as other synthesizers give it."""
+    """Return what is known before an answer is generated: the metadata of its nodes, as in other synthesizers."""
     return {found.node.node_id: found.node.metadata for found in nodes}

@@ -1,4 +1,4 @@
-"""`KVPacketVectorStore`: a LlamaIndex vector store on a document store, so that all its nodes have packets."""
+"""`KVPacketVectorStore`: a LlamaIndex vector store over a document store, so that all its nodes have packets."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from llama_index_kvpacket.nodes import NODES, content, to_document, to_node
 __all__ = ["KVPacketVectorStore"]
 
 PERSISTED = "default__vector_store.json"
-"""Name LlamaIndex gives the file in a folder it persists to."""
+"""Name of the file that LlamaIndex writes into a folder to which it persists."""
 NO_DOCUMENT = "None"
-"""What LlamaIndex writes down as the document of a node that has none."""
+"""The document id that LlamaIndex records for a node without a document."""
 MMR_FETCHED = 4
-"""Nodes looked at for each one that "mmr" is to return."""
+"""Number of nodes considered for each node that "mmr" returns."""
 
 
 class KVPacketVectorStore(BasePydanticVectorStore):
-    """Every node is one chunk, found by its own embedding; its packet is made of what the model reads of it.
+    """Stores every node as one chunk, found by the node's embedding. Its packet has the text that the model sees.
 
-    Chunks of documents that were added to the store itself are found as well, if it was made with the same
+    Chunks of documents that were added to the store itself are found as well, if the store uses the same
     embedding model (`LlamaIndexEmbedder`).
     """
 
@@ -54,7 +54,7 @@ class KVPacketVectorStore(BasePydanticVectorStore):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the component."""
+        """Return the name of the component."""
         return "KVPacketVectorStore"
 
     @property
@@ -63,10 +63,11 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         return self._store
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Add nodes, or replace those of the same id, and build their packets; returns their ids.
+        """Add nodes, or replace those with the same id, and build their packets. Returns their ids.
 
-        Nodes without a visible character cannot be found by their meaning and are left out. Raises `MismatchError` if
-        embeddings are of another length than the stored ones, `InputError` for ids of documents that are not LlamaIndex's.
+        Nodes without a visible character have no meaning to search for and are left out. Raises `MismatchError` if
+        embeddings have another length than the stored ones, and `InputError` for ids of documents that were not added
+        through LlamaIndex.
         """
         new = {node.node_id: to_document(node) for node in nodes if content(node).strip()}
         kvpacket_rag.check_own(self._store, list(new), NODES, "LlamaIndex")
@@ -74,20 +75,20 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """The same, in a thread."""
+        """Add nodes in a thread, as `add` does."""
         return await asyncio.to_thread(self.add, nodes, **kwargs)
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """Delete the nodes of a document; it need not be there."""
+        """Delete the nodes of a document. An unknown document is ignored."""
         if ref_doc_id != NO_DOCUMENT:
             self._remove(lambda metadata: metadata.get("ref_doc_id") == ref_doc_id)
 
     async def adelete(self, ref_doc_id: str, **kwargs: Any) -> None:
-        """The same, in a thread."""
+        """Delete the nodes of a document in a thread, as `delete` does."""
         await asyncio.to_thread(self.delete, ref_doc_id, **kwargs)
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
-        """Delete nodes by id and filters, both if both are given. Raises `InputError` without either."""
+        """Delete the nodes that match the ids and the filters. Raises `InputError` if neither is given."""
         if node_ids is None and filters is None:
             raise InputError("Give node ids or filters; clear() deletes everything.")
         self._remove(lambda metadata: filters is None or passes(filters, metadata), node_ids)
@@ -95,15 +96,15 @@ class KVPacketVectorStore(BasePydanticVectorStore):
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **kwargs: Any
     ) -> None:
-        """The same, in a thread."""
+        """Delete nodes in a thread, as `delete_nodes` does."""
         await asyncio.to_thread(self.delete_nodes, node_ids, filters, **kwargs)
 
     def clear(self) -> None:
-        """Delete all nodes that LlamaIndex added."""
+        """Delete all nodes that were added through LlamaIndex."""
         self._remove(lambda _: True)
 
     async def aclear(self) -> None:
-        """The same, in a thread."""
+        """Delete all nodes in a thread, as `clear` does."""
         await asyncio.to_thread(self.clear)
 
     def _remove(self, chosen: Callable[[Mapping[str, Any]], bool], node_ids: Sequence[str] | None = None) -> None:
@@ -115,7 +116,7 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         )
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Nodes by id and filters, all without either; those that are not there are left out."""
+        """Return the nodes that match ids and filters, or all nodes if neither is given. Unknown ids are left out."""
         ids = [document.id for document in self._store.documents()] if node_ids is None else node_ids
         hits = [hit for hit in self._store.of_documents(ids) if hit.source == NODES]
         return [to_node(hit) for hit in hits if filters is None or passes(filters, hit.metadata)]
@@ -123,15 +124,15 @@ class KVPacketVectorStore(BasePydanticVectorStore):
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """The same, in a thread."""
+        """Return nodes in a thread, as `get_nodes` does."""
         return await asyncio.to_thread(self.get_nodes, node_ids, filters)
 
     # -- search ---------------------------------------------------------------------------------------------
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """Find the nodes nearest an embedding among those that pass the filters, with their cosines.
+        """Find the nodes nearest to an embedding among those that pass the filters, with their cosines.
 
-        Modes: default and mmr. Raises `InputError` for another mode, or without an embedding.
+        The modes are default and mmr. Raises `InputError` for another mode, or without an embedding.
         """
         if query.query_embedding is None:
             raise InputError("The query has no embedding; give the index an embedding model.")
@@ -153,12 +154,12 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         raise InputError(f"The modes are default and mmr; got {mode.value!r}.")
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """The same, in a thread."""
+        """Find nodes in a thread, as `query` does."""
         return await asyncio.to_thread(self.query, query, **kwargs)
 
     def _among(self, query: VectorStoreQuery) -> Callable[[Mapping[str, Any]], bool] | None:
-        """Which nodes a query is about, as a function of their metadata."""
-        # LlamaIndex gives empty lists where it means no restriction.
+        """Return a function of the metadata that selects the nodes a query may return, or None for all nodes."""
+        # LlamaIndex passes empty lists to mean no restriction.
         filters, documents, ids = query.filters, query.doc_ids or None, set(query.node_ids or ()) or None
         if filters is None and documents is None and ids is None:
             return None
@@ -175,25 +176,27 @@ class KVPacketVectorStore(BasePydanticVectorStore):
     # -- folders --------------------------------------------------------------------------------------------
 
     def persist(self, persist_path: str, fs: fsspec.AbstractFileSystem | None = None) -> None:
-        """Write down where the store is, relative to the file; the store itself is always on disk."""
+        """Write the location of the store into a file, relative to the file. The store itself is always on disk."""
         if fs is not None:
-            raise InputError("The store is a local folder; persist to a local path, without fs.")
+            raise InputError(
+                "The location of the store can only be written to a local file. Persist to a local path, without fs."
+            )
         file = Path(persist_path).absolute()
         file.parent.mkdir(parents=True, exist_ok=True)
         place = self._store.location
         if self._store.folder is not None:
-            with contextlib.suppress(ValueError):  # another drive
+            with contextlib.suppress(ValueError):  # a path on another drive has no relative form
                 place = Path(os.path.relpath(place, file.parent)).as_posix()
-        # A list: read as one of LlamaIndex's own simple vector stores it is an error and not an empty store.
+        # A list, so that LlamaIndex's own simple vector store fails to load the file instead of opening an empty store.
         file.write_text(json.dumps(["kvpacket_store", place, self._store.namespace]), encoding="utf-8")
 
     @classmethod
     def from_persist_path(
         cls, persist_path: str, *, model: PacketModel | str | None = None, embedder: Any = None
     ) -> KVPacketVectorStore:
-        """Open the store that a file of `persist` names, with the embedder it was made with.
+        """Open the store that a file of `persist` names. Give the embedder with which the store was made.
 
-        Raises `NotFoundError` if file or store are gone, `DamagedError` if the file is of something else.
+        Raises `NotFoundError` if the file or the store does not exist, `DamagedError` if the file has other content.
         """
         file = Path(persist_path).absolute()
         if not file.exists():
@@ -203,13 +206,15 @@ class KVPacketVectorStore(BasePydanticVectorStore):
             if kind != "kvpacket_store":
                 raise ValueError(kind)
         except (ValueError, TypeError) as error:
-            raise DamagedError(f"{file} is not of a packet vector store; it was written by another one.") from error
+            raise DamagedError(
+                f"{file} does not describe a KVPacketVectorStore; it was written by another vector store."
+            ) from error
         where = place if "://" in place else os.path.normpath(file.parent / place)
         return cls(DocumentStore.open(where, model=model, embedder=embedder, create=False, namespace=namespace))
 
     @classmethod
     def from_persist_dir(cls, persist_dir: str, **options: Any) -> KVPacketVectorStore:
-        """The same, for the folder a storage context was persisted to."""
+        """Open the store of the folder to which a storage context was persisted, as `from_persist_path` does."""
         return cls.from_persist_path(str(Path(persist_dir) / PERSISTED), **options)
 
 

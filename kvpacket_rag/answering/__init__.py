@@ -1,4 +1,4 @@
-"""From a question to an answer: `RAG`, conversations, prompts made of packets and text, decoding, and what it cost.
+"""Answering questions: `RAG`, conversations, prompts made of packets and text, decoding, and the cost of an answer.
 
-How packets are stored or a model runs does not belong here. It imports `store` and the parts below it.
+Code that stores packets or runs a model does not belong here. This part imports `store` and the parts below it.
 """

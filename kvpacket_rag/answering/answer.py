@@ -1,4 +1,4 @@
-"""Answers: the text, where it came from, and what it cost."""
+"""Answers with their text, their sources and their cost."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Usage:
-    """Where the tokens of the prompt came from. Nothing is silently slower: what was built or dropped is here."""
+    """Token counts of a prompt and its answer. They report everything that made the answer slower or was dropped."""
 
     packet_tokens: int = 0
     """Context tokens taken from packets."""
     prefix_tokens: int = 0
-    """Tokens of the prompt before the documents whose states were kept from before."""
+    """Tokens before the documents whose states came from the cached prefix."""
     computed_tokens: int = 0
-    """Tokens the model read for this question."""
+    """Tokens that the model computed for this question."""
     answer_tokens: int = 0
     """Tokens generated."""
     packets_built: int = 0
     """Packets that were not stored and had to be built for this question."""
     missed: int = 0
-    """Retrieved texts of which the store has no chunk: they were computed."""
+    """Retrieved texts for which the store has no chunk. They were computed."""
     dropped: tuple[str, ...] = ()
-    """Ids of retrieved chunks left out because they did not fit the model's window, lowest ranked first to go."""
+    """Ids of retrieved chunks that did not fit the model's window. The lowest ranked are left out first."""
 
     @property
     def reused(self) -> int:
-        """Tokens of the prompt whose states were there before the question."""
+        """Tokens of the prompt whose states existed before the question."""
         return self.packet_tokens + self.prefix_tokens
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """Tokens of the prompt, by where their states came from."""
+        """Tokens of the prompt, by where their states came from, each as (label, tokens)."""
         return (
             ("from packets", self.packet_tokens),
-            ("of the kept prefix", self.prefix_tokens),
+            ("from the cached prefix", self.prefix_tokens),
             ("computed", self.computed_tokens),
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What made an answer slower or poorer than it might have been, in sentences."""
+        """Sentences that say what made the answer slower or worse than it could have been."""
         some = (
             (self.packets_built, "packet was", "packets were", "not stored and had to be built"),
             (
@@ -67,28 +67,31 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds, by step."""
+    """Durations of the steps, in seconds."""
 
     search: float = 0.0
     """Embedding the question and finding the nearest chunks."""
     load: float = 0.0
-    """Packets from memory or disk, built if need be."""
+    """Loading packets from memory or disk, and building missing packets."""
     assemble: float = 0.0
-    """Placing packets in the cache, keys turned to their positions."""
+    """Copying packets into the cache and rotating keys to their positions."""
     question: float = 0.0
-    """Reading the question (method "full": the whole prompt)."""
+    """Computing the question (method "full": prefill of the whole prompt)."""
     first_token: float = 0.0
-    """From the question's arrival to the first token, search included."""
+    """From the arrival of the question to the first token, including the search."""
     total: float = 0.0
-    """From the question's arrival to the end of the answer."""
+    """From the arrival of the question to the end of the answer."""
 
     def seen(self, elapsed: float) -> Timings:
-        """Note that a piece of the answer came `elapsed` seconds after the question."""
+        """Return the timings, updated for a piece of the answer that came `elapsed` seconds after the question."""
         return replace(self, first_token=self.first_token or elapsed, total=elapsed)
 
     @property
     def steps(self) -> tuple[tuple[str, float], ...]:
-        """Seconds of the steps one after another; generating (in a batch, waiting for the others too) is what is left."""
+        """Seconds of consecutive steps, each as (name, seconds).
+
+        Generation is the remainder. In a batch, it includes the time spent waiting for the other questions.
+        """
         before = (
             ("search", self.search),
             ("load", self.load),
@@ -103,15 +106,15 @@ class Answer:
     """An answer with its sources and its cost."""
 
     text: str
-    """What the model said."""
+    """The generated text."""
     sources: tuple[Hit, ...]
     """The chunks in the context, best first."""
     usage: Usage
     """Where the tokens of the prompt came from."""
     timings: Timings
-    """Seconds, by step."""
+    """Durations of the steps, in seconds."""
     method: Method = "packet"
-    """Whether it came from packets or from a full prefill."""
+    """Whether the answer was made from packets or with a full prefill."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
@@ -138,9 +141,9 @@ class Answer:
 
 
 class AnswerStream(Generic[A]):
-    """Yields the text of an answer as it is generated; `answer` holds the whole once it ended.
+    """Yields the text of an answer while it is generated. After the end, `answer` is the complete answer.
 
-    Closing it (or leaving a `with` block) stops the work.
+    Closing the stream (or leaving a `with` block) stops the generation.
     """
 
     def __init__(self, pieces: Generator[str, None, None], done: Callable[[], A]) -> None:
@@ -161,19 +164,19 @@ class AnswerStream(Generic[A]):
 
     @property
     def answer(self) -> A:
-        """The answer so far; complete once the stream has ended."""
+        """The answer so far. It is complete once the stream has ended."""
         return self._done()
 
 
 def heading(chunk: Chunk, title: str = "", score: float | None = None) -> str:
-    """Say which piece of which document a chunk is."""
+    """Return a heading that names the document of a chunk and the number of the chunk in it."""
     named = "" if title in ("", chunk.document) else f"{title} · "
     near = "" if score is None else f", score {score:.2f}"
     return f"{named}{chunk.document}, part {chunk.ordinal + 1}{near}"
 
 
 def to_html(text: str, method: Method, sources: Sequence[tuple[str, str]], usage: Usage, timings: Timings) -> str:
-    """Show an answer in a notebook. sources: (heading, passage), in order."""
+    """Return an answer as HTML for a notebook. sources: (heading, passage), in order."""
     return answer_html(
         text, method=method, tokens=usage.parts, steps=timings.steps, first_token=timings.first_token, sources=sources, notes=usage.notes,
     )  # fmt: skip

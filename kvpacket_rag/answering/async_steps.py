@@ -1,4 +1,4 @@
-"""Slow generators for event loops: each step in a thread, and none after the reader is gone."""
+"""Slow generators for event loops. Each step runs in a thread, and no step starts after the consumer is gone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DONE = object()
 
 
 class _Steps(Generic[T]):
-    """A generator that one thread steps through and another may give up at any time."""
+    """A generator that one thread advances and another thread may close at any time."""
 
     def __init__(self, steps: Generator[T, Any, Any]) -> None:
         self._steps, self._stepping, self._given_up = steps, threading.Lock(), False
 
     def next(self) -> Any:
-        """What comes next, or `DONE`."""
+        """Return the next item, or `DONE` after the last one."""
         try:
             with self._stepping:
                 return next(self._steps, DONE)
@@ -29,7 +29,7 @@ class _Steps(Generic[T]):
                 self.give_up()
 
     def give_up(self) -> None:
-        """Close the generator: now, or as soon as the step that runs has ended."""
+        """Close the generator now, or as soon as the current step has ended."""
         self._given_up = True
         if self._stepping.acquire(blocking=False):
             try:
@@ -39,16 +39,16 @@ class _Steps(Generic[T]):
 
 
 async def steps_in_thread(steps: Generator[T, Any, Any]) -> AsyncGenerator[T, None]:
-    """Yield what `steps` yields, without blocking the event loop; closed or cancelled, `steps` is closed.
+    """Yield what `steps` yields, without blocking the event loop.
 
-    Errors reach the reader.
+    If the consumer closes this generator or is cancelled, `steps` is closed as well. Errors of `steps` are raised here.
     """
     stepping = _Steps(steps)
     try:
         while True:
             step = asyncio.ensure_future(asyncio.to_thread(stepping.next))
             step.add_done_callback(_heard)
-            # Shielded: the thread goes on with its step when the reader is cancelled.
+            # Shielded, because the thread continues its step when the consumer is cancelled.
             item = await asyncio.shield(step)
             if item is DONE:
                 return
@@ -58,6 +58,6 @@ async def steps_in_thread(steps: Generator[T, Any, Any]) -> AsyncGenerator[T, No
 
 
 def _heard(step: asyncio.Future[Any]) -> None:
-    """An error of a step whose reader is gone is nobody's."""
+    """Mark the error of a step as retrieved, so that asyncio does not log it if the consumer is gone."""
     if not step.cancelled():
         step.exception()

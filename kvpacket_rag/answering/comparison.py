@@ -1,4 +1,4 @@
-"""One question answered with full prefill and from packets, side by side."""
+"""A comparison of two answers to one question: with full prefill and from packets."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["Comparison"]
 
 Whose = Literal["both", "full", "packet"]
 MARKS: dict[Whose, str] = {"both": "{}", "full": "[-{}-]", "packet": "{{+{}+}}"}
-"""As version control marks words that went and came."""
+"""Marks of removed and added words, as in the word diffs of version control."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answers to one question; see `RAG.compare`."""
+    """The two answers to one question. See `RAG.compare`."""
 
     question: str
     packet: Answer
-    """From packets."""
+    """The answer from packets."""
     full: Answer
-    """With full prefill."""
+    """The answer with full prefill."""
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the first token comes from packets, search and loading included."""
+        """How many times as fast the first token is with packets. Search and loading are included."""
         return self.full.timings.first_token / max(self.packet.timings.first_token, 1e-9)
 
     @property
@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def difference(self) -> tuple[tuple[Whose, str], ...]:
-        """Runs of words that both answers have, or only one, in order; white space is not compared."""
+        """Runs of words that both answers or only one of them contain, in order. White space is not compared."""
         full, packet = self.full.text.split(), self.packet.text.split()
 
         def runs() -> Iterator[tuple[Whose, list[str]]]:
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Which came first, by how much, and whether the answers agree: one line."""
+        """One line that says which answer was faster, by how much, and whether the answers agree."""
         full, packet = (milliseconds(answer.timings.first_token) for answer in (self.full, self.packet))
         return (
             f"First token after {full} with full prefill, {packet} from packets: {self.speedup:.1f} times as fast; "

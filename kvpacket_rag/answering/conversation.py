@@ -1,7 +1,7 @@
-"""Conversations whose text holds stored chunks: each chunk is taken from its packet, the rest is computed.
+"""Conversations whose text contains stored chunks. Each chunk is taken from its packet, and the rest is computed.
 
-A chunk is known by its text alone, word for word. What a text says about itself (an id, a marker, a token of the chat
-template) is text like any other.
+A chunk is recognised by its exact text alone. Ids, markers and tokens of the chat template inside a text are treated as
+ordinary text.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Passage:
-    """A retrieved text inside a turn. If the store has no chunk of exactly this text, it is computed and counted."""
+    """A retrieved text inside a turn. A text that is not exactly a chunk of the store is computed and counted."""
 
     text: str
     id: str = ""
-    """Id of its chunk, where known; saves looking for it, and is of no effect if the chunk's text is another."""
+    """Id of its chunk, if known. It saves a search, and it is ignored if the chunk has a different text."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side says."""
+    """One turn of a conversation."""
 
     role: str
-    """system, user or assistant."""
+    """The role: system, user or assistant."""
     content: tuple[str | Passage, ...]
-    """Text and passages, in order."""
+    """Texts and passages, in order."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The next turn of a conversation, with what it cost."""
+    """The next turn of a conversation, with its cost."""
 
     text: str
     chunks: tuple[Chunk, ...]
-    """Chunks that were taken from packets, in the order they stand."""
+    """Chunks that were taken from packets, in the order of the text."""
     usage: Usage
     timings: Timings
-    """`search` is the time it took to find the chunks."""
+    """Durations of the steps. `search` is the time spent finding the chunks."""
     method: Method = "packet"
 
     def _repr_html_(self) -> str:
@@ -68,16 +68,16 @@ class Reply:
 
 @dataclass(frozen=True)
 class _Place:
-    """A chunk in a turn."""
+    """A chunk that was found in a turn."""
 
     chunk: Chunk
     whole: bool
-    """Whether the separator at the end of its packet follows in the text as well."""
+    """Whether the chunk is followed in the text by the separator that ends its packet."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """Continues conversations with one model, from the packets of one store or without any."""
+    """Continues conversations with one model, with or without the packets of a store."""
 
     model: Engine
     store: DocumentStore | None = None
@@ -85,14 +85,14 @@ class Conversation:
 
     @classmethod
     def over(cls, store: DocumentStore, config: GenerationConfig | None = None) -> Conversation:
-        """Converse with the model of a store."""
+        """Return a conversation that uses a store and its model."""
         return cls(store.model, store, config or GenerationConfig())
 
     @classmethod
     def open(cls, store: DocumentStore | None = None, model: Engine | str | None = None) -> Conversation:
-        """Converse with a store, or with a model alone.
+        """Return a conversation that uses a store, or a model alone.
 
-        Raises `InputError` if the store was made with another model than the one given.
+        Raises `InputError` if the store was made with a model other than the given one.
         """
         if store is None:
             model = model or DEFAULT_MODEL
@@ -100,7 +100,7 @@ class Conversation:
         own = store.model
         if model is None:
             return cls.over(store)
-        model_source(model)  # refuses models of other libraries
+        model_source(model)  # raises for models of other libraries
         given, same, named = (
             (model, {own.name, own.source}, model)
             if isinstance(model, str)
@@ -116,10 +116,11 @@ class Conversation:
     def reply(
         self, turns: Sequence[Turn], *, method: Method = "packet", config: GenerationConfig | None = None
     ) -> Reply:
-        """Give the next turn.
+        """Generate the next turn.
 
         method: "full" computes the text of the chunks as well, for comparison.
-        Raises `InputError` for turns the model's chat template cannot hold, `BudgetError` if they do not fit its window.
+        Raises `InputError` for turns that the model's chat template cannot represent, and `BudgetError` if they do not
+        fit its window.
         """
         answer = self.stream(turns, method=method, config=config)
         for _ in answer:
@@ -129,17 +130,20 @@ class Conversation:
     def stream(
         self, turns: Sequence[Turn], *, method: Method = "packet", config: GenerationConfig | None = None
     ) -> AnswerStream[Reply]:
-        """Like `reply`, but yields the text piece by piece. Errors are raised here, before the first piece."""
+        """Generate the next turn as `reply` does, but yield the text piece by piece.
+
+        Errors are raised by this call, before the first piece.
+        """
         config = config or self.config
         answering = begin(self.model, self._prepare(turns, method), config.max_new_tokens)
         return stream(self.model, answering, config, _reply, Events() if self.store is None else self.store.events)
 
     def show_prompt(self, turns: Sequence[Turn]) -> str:
-        """What the model would see, with special tokens, and with the borders of packets marked."""
+        """Return what the model would see, with special tokens and with the borders of packets marked."""
         return show(blocks(self.model, self._prepare(turns, "packet")))
 
     def _prepare(self, turns: Sequence[Turn], method: Method) -> PreparedPrompt:
-        """Find the chunks in the turns, load their packets, and put both into the chat template."""
+        """Find the chunks in the turns, load their packets, and put text and packets into the chat template."""
         started = time.perf_counter()
         if method not in ("packet", "full"):
             raise InputError(f"method must be 'packet' or 'full', got {method!r}.")
@@ -175,7 +179,7 @@ class Conversation:
         return PreparedPrompt(prefix, segments, tail, chunks, codec.stop, method, usage, timings, started)
 
     def _known(self, turn: Turn) -> tuple[list[str | Chunk], int]:
-        """Texts of a turn and the chunks that passages name; returns how many passages have none as well."""
+        """Return the texts of a turn with the chunks of its passages, and the number of passages without a chunk."""
         missed = 0
         parts: list[str | Chunk] = []
         for part in turn.content:
@@ -199,7 +203,7 @@ class Conversation:
         return self.store.find_whole(passage.text) if passage.text.strip() else None
 
     def _found(self, parts: Sequence[str | Chunk]) -> list[str | _Place]:
-        """Texts, with the chunks that stand in them taken out; separators go with the chunk before them."""
+        """Split texts at the chunks that they contain. A separator belongs to the chunk before it."""
         split: list[str | Chunk] = []
         for part in parts:
             start = 0
@@ -220,7 +224,7 @@ class Conversation:
 
 
 def splice(text: str, mark: str, parts: Sequence[P]) -> list[str | P]:
-    """Give a text with other parts in every place of a mark; empty texts are left out."""
+    """Split a text at every mark and insert `parts` in place of each mark. Empty texts are left out."""
     first, *others = text.split(mark)
     found: list[str | P] = [first] if first else []
     for other in others:
@@ -231,7 +235,7 @@ def splice(text: str, mark: str, parts: Sequence[P]) -> list[str | P]:
 
 
 def _reply(answering: RunningAnswer) -> Reply:
-    """The reply that the pieces so far make."""
+    """Return the reply that consists of the pieces so far."""
     prompt = answering.prompt
     chunks = prompt.chunks if prompt.method == "packet" else ()
     return Reply(answering.text, chunks, answering.cost, answering.timings, prompt.method)

@@ -1,4 +1,4 @@
-"""Documents that other software gives: texts it finds elsewhere, and ids it may use."""
+"""Documents from other software: adding texts that it retrieved elsewhere, and checking the ids that it uses."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvpacket_rag.store.document_store import DocumentStore
 __all__ = ["ADOPTED", "adopt", "check_own"]
 
 ADOPTED = "retrieved"
-"""Source of adopted texts, and the beginning of their documents' ids."""
+"""Source of adopted texts, and the beginning of their document ids."""
 
 
 def adopt(store: DocumentStore, texts: Iterable[str]) -> dict[str, Chunk]:
-    """Give the chunk of each text; those the store lacks are added to it in one go.
+    """Return the chunk of each text. Texts that the store lacks are added to it in one call.
 
-    They are known by their text alone: searches of the store do not find them. Texts without a visible character,
-    and those that fill half the model's window, can have none and are left out.
+    Added texts are recognised by their text alone, and searches of the store do not find them. Texts without a visible
+    character, and texts that fill half of the model's window, cannot have a chunk and are left out.
     """
     texts = {text for text in texts if text.strip()}
-    with store.adopting:  # so that threads which find the same new text do not all encode it
+    with store.adopting:  # so that threads with the same new text do not all encode it
         found = {text: store.find_whole(text) for text in texts}
         new = [
             Document(text, id=f"{ADOPTED}/{_name(text)}", source=ADOPTED, whole=True, vector=())
@@ -36,7 +36,10 @@ def adopt(store: DocumentStore, texts: Iterable[str]) -> dict[str, Chunk]:
 
 
 def check_own(store: DocumentStore, ids: Sequence[str], source: str, framework: str) -> None:
-    """Raise `InputError` if a document of one of these ids has another source than `source`, which stands for `framework`."""
+    """Raise `InputError` if a document with one of these ids was not added by `framework`.
+
+    source: the source of the documents that `framework` adds.
+    """
     if others := [hit.chunk.document for hit in store.of_documents(ids) if hit.source != source]:
         raise InputError(
             f"{others[0]!r} is a document of the store itself, added without {framework}; choose other ids."

@@ -1,6 +1,6 @@
-"""From a context to text: choosing tokens, stopping, streaming, one row or many.
+"""Generation of text from a context: choosing tokens, stopping and streaming, for one row or several.
 
-Works on token ids and contexts only; it does not know documents or stores.
+This module works on token ids and contexts only. It does not depend on documents or stores.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How tokens are chosen and when to stop."""
+    """Settings that say how tokens are chosen and when generation stops."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
-    """0 is greedy; otherwise logits are divided by it."""
+    """0 is greedy. Otherwise, logits are divided by the temperature."""
     top_p: float = 1.0
     """Sample from the most likely tokens that together reach this probability."""
     top_k: int = 0
-    """Sample from this many of the most likely tokens; 0 is all."""
+    """Sample from this many of the most likely tokens. 0 means all tokens."""
     repetition_penalty: float = 1.0
-    """Logits of tokens already in the prompt (packets included) or answer are divided by it if positive, multiplied if negative."""
+    """Penalty for tokens that are already in the prompt (packets included) or in the answer.
+
+    Their logits are divided by it if positive, and multiplied by it if negative.
+    """
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are cut off."""
+    """Texts that end the answer. They are cut off."""
     seed: int | None = None
     """Makes sampling repeatable."""
 
@@ -57,7 +60,7 @@ class GenerationConfig:
             "top_p must be above 0 and at most 1": 0 < self.top_p <= 1,
             "top_k must be 0 or more": self.top_k >= 0,
             "repetition_penalty must be above 0": self.repetition_penalty > 0,
-            "stop must hold texts that are not empty": not isinstance(self.stop, str) and all(self.stop),
+            "stop must be a tuple of texts that are not empty": not isinstance(self.stop, str) and all(self.stop),
         }
         for rule, holds in checks.items():
             if not holds:
@@ -65,7 +68,7 @@ class GenerationConfig:
                 raise InputError(f"{rule}; got {getattr(self, name)!r}.")
 
     def generator(self, device: torch.device, row: int = 0) -> torch.Generator | None:
-        """The random numbers of one row of a batch, or None for greedy choice."""
+        """Return the random number generator of one row of a batch, or None for greedy decoding."""
         if self.temperature == 0:
             return None
         generator = torch.Generator(device=device)
@@ -80,10 +83,11 @@ SETTINGS = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 
 
 def configured(defaults: GenerationConfig, settings: Mapping[str, Any], who: str) -> GenerationConfig:
-    """Give `defaults` with the settings of one call, as frameworks name them.
+    """Return `defaults` with the settings of one call, under the names that frameworks use.
 
-    settings: those of `GenerationConfig`, `max_tokens` for `max_new_tokens`, and `stop` texts, which are added to the
-    others; None is no setting. who: takes them, for the error. Raises `InputError` for a setting that is none, or out of range.
+    settings: those of `GenerationConfig`, with `max_tokens` instead of `max_new_tokens`. Texts in `stop` are added to
+    those of `defaults`. A setting of None is ignored. who: name of the component, for the error message.
+    Raises `InputError` for an unknown setting or a value out of range.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if unknown := set(given) - {*SETTINGS, "max_tokens", "stop"}:
@@ -99,7 +103,10 @@ def configured(defaults: GenerationConfig, settings: Mapping[str, Any], who: str
 def choose(
     logits: Tensor, config: GenerationConfig, *, seen: Tensor | None = None, generator: torch.Generator | None = None
 ) -> int:
-    """Choose the next token from logits [vocabulary]. seen: ids already in prompt and answer, for the penalty."""
+    """Choose the next token from logits [vocabulary] and return its id.
+
+    seen: ids of the tokens already in prompt and answer, for the repetition penalty.
+    """
     if config.repetition_penalty != 1.0 and seen is not None and seen.numel():
         logits = logits.clone()
         scores = logits[seen]
@@ -125,25 +132,25 @@ class Piece:
 
 
 class TextStream:
-    """Turns token ids into text as they come, holding back half characters and beginnings of stop texts."""
+    """Turns token ids into text as they arrive. It holds back incomplete characters and beginnings of stop texts."""
 
     def __init__(self, model: Engine, stop: Sequence[str] = ()) -> None:
         self._model, self._stop = model, tuple(stop)
         self._ids: list[int] = []
-        # Only the last few tokens are decoded again: those since `_start`, of which `_read` are already in `_text`.
+        # Only the tokens from `_start` on are decoded again. The text of those before `_read` is already in `_text`.
         self._start = self._read = 0
         self._text = ""
         self._given = 0
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """Take a token, give the text that is now certain."""
+        """Add a token and return the text that is now final."""
         self._ids.append(token)
         self._decode(final=False)
         return self._release(final=False)
 
     def finish(self) -> str:
-        """Give what was held back."""
+        """Return the text that was held back."""
         if self.stopped:
             return ""
         self._decode(final=True)
@@ -152,7 +159,7 @@ class TextStream:
     def _decode(self, *, final: bool) -> None:
         decode = self._model.text.decode
         text = decode(self._ids[self._start :])
-        if text.endswith("\ufffd") and not final:  # the bytes of a character are still to come
+        if text.endswith("\ufffd") and not final:  # the remaining bytes of a character have not arrived yet
             return
         self._text += text[len(decode(self._ids[self._start : self._read])) :]
         self._start, self._read = self._read, len(self._ids)
@@ -170,7 +177,7 @@ class TextStream:
         return new
 
     def _held(self) -> int:
-        """Length of the longest end of the text that may be the beginning of a stop text."""
+        """Return the length of the longest suffix of the text that may be the beginning of a stop text."""
         return max((n for stop in self._stop for n in range(1, len(stop)) if self._text.endswith(stop[:n])), default=0)
 
 
@@ -182,7 +189,8 @@ def _seen(context: Context, vocabulary: int, device: torch.device) -> Tensor:
 def generate(model: Engine, context: Context, logits: Tensor, config: GenerationConfig) -> Iterator[Piece]:
     """Yield the answer piece by piece, given the logits [1, vocabulary] of the prompt's last token.
 
-    The context is written to: it holds the answer's states afterwards. Closing the iterator stops the work.
+    The context is extended in place and afterwards contains the answer's states. Closing the iterator stops the
+    generation.
     """
     for pieces in generate_rows(model, [context], logits, config):
         yield from pieces[0]
@@ -198,7 +206,7 @@ class _Row:
     done: bool = False
 
     def take(self, logits: Tensor, config: GenerationConfig, end_ids: frozenset[int]) -> tuple[int, list[Piece]]:
-        """Choose the next token of this row; returns it with the pieces of text that became certain."""
+        """Choose the next token of this row. Return it with the pieces of text that became final."""
         token = choose(logits, config, seen=self.seen, generator=self.random)
         if token in end_ids:
             self.done = True
@@ -226,10 +234,11 @@ def generate_rows(
     *,
     cache: ContextCache | None = None,
 ) -> Iterator[list[list[Piece]]]:
-    """Yield one list of pieces per row and step; a finished row yields empty lists until all are finished.
+    """Yield one list of pieces per row at each step. A finished row yields empty lists until all rows are finished.
 
-    logits: [B, vocabulary] of each prompt's last token.
-    cache: for several contexts, the cache whose rows they fill up to its last slot, shorter ones starting later.
+    logits: [B, vocabulary], those of each prompt's last token.
+    cache: needed for several contexts. Each context fills one row and ends at the last slot, so shorter ones
+    start later.
     """
     device = model.device
     vocabulary = logits.shape[-1]

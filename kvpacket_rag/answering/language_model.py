@@ -1,4 +1,4 @@
-"""What the language models of all frameworks have in common: their fields, the conversation behind them, one call's settings."""
+"""The common base of the language models of all frameworks: fields, conversation, and the settings of one call."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ MAX_TOKENS = 256
 
 
 class LanguageModelComponent(BaseModel):
-    """A base beside a framework's own: a local model that takes the chunks of a store from packets."""
+    """A base class for a local model that takes the chunks of a store from packets.
+
+    A framework's language model inherits from it and from the framework's own base class.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     store: DocumentStore | str | Path | None = None
-    """The store, or the folder it is in; without one everything is computed."""
+    """The store, or its folder. Without a store, everything is computed."""
     model: Engine | str | None = None
-    """Default the store's own."""
+    """A loaded model or a name. The default is the model of the store."""
     method: Method = "packet"
-    """"full" computes the chunks as well, for comparison."""
+    """With "full", the chunks are computed as well, for comparison."""
     max_tokens: int | None = None
-    """Longest answer, tokens; default 256."""
+    """Maximum tokens of an answer. The default is 256."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -40,7 +43,7 @@ class LanguageModelComponent(BaseModel):
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: list[str] | None = None
-    """Texts that end the answer; they are cut off."""
+    """Texts that end the answer. They are cut off."""
 
     _lock: threading.RLock = PrivateAttr(default_factory=threading.RLock)
     _kb: DocumentStore | None = PrivateAttr(default=None)
@@ -48,7 +51,7 @@ class LanguageModelComponent(BaseModel):
 
     @property
     def opened_store(self) -> DocumentStore | None:
-        """The store, opened on first use; its model is not loaded."""
+        """The store, opened on first use. Its model is not loaded."""
         if self.store is None or isinstance(self.store, DocumentStore):
             return self.store
         with self._lock:
@@ -58,20 +61,23 @@ class LanguageModelComponent(BaseModel):
 
     @property
     def conversation(self) -> Conversation:
-        """Model and store, opened on first use. Raises `InputError` if the store was made with another model."""
+        """The conversation. Model and store are opened on first use.
+
+        Raises `InputError` if the store was made with another model.
+        """
         with self._lock:
             if self._talk is None:
-                # A store that was opened here was opened with the model given.
+                # A store that was opened here already has the given model.
                 model = self.model if self.store is None or isinstance(self.store, DocumentStore) else None
                 self._talk = Conversation.open(self.opened_store, model)
             return self._talk
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """Settings of generation, as given to the constructor."""
+        """Generation settings as given to the constructor."""
         return {name: getattr(self, name) for name in (*SETTINGS, "max_tokens", "stop")}
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
-        """The settings of one call. Raises `InputError` for one that is none, or out of range."""
+        """Return the settings of one call. Raises `InputError` for an unknown setting or a value out of range."""
         who = type(self).__name__
         return configured(configured(GenerationConfig(max_new_tokens=MAX_TOKENS), self.own_settings, who), asked, who)

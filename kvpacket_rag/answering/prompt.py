@@ -1,4 +1,4 @@
-"""From a prompt of text and packets to an answer: assemble, read the question, generate, and say what it cost."""
+"""Prompts made of packets and text, and the blocks that show them to a reader."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["Block", "PreparedPrompt", "blocks", "show"]
 
 @dataclass(frozen=True, eq=False)
 class PreparedPrompt:
-    """A prompt made ready to be read."""
+    """A prompt that is ready to be computed."""
 
     prefix: tuple[int, ...]
     """Everything before the first packet."""
     segments: tuple[Segment, ...]
-    """Packets, and text between them; only token ids for method "full"."""
+    """Packets and the text between them. With method "full", token ids only."""
     tail: tuple[int, ...]
     """Everything after the last packet."""
     chunks: tuple[Chunk, ...]
-    """Whose packets or texts the segments are, in order."""
+    """The chunks whose packets or texts are the segments, in order."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer besides the model's own end tokens."""
+    """Texts that end the answer, in addition to the model's own end tokens."""
     method: Method = "packet"
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
-    """What it took so far."""
+    """Durations of the steps so far."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -43,33 +43,39 @@ class PreparedPrompt:
 
     @property
     def length(self) -> int:
-        """Slots of the whole prompt, the adapter's bridge left out."""
+        """Slots of the whole prompt, without the adapter's bridge."""
         between = (s.length if isinstance(s, Packet) else len(s) for s in self.segments)
         return len(self.prefix) + sum(between) + len(self.tail)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of what the model sees, with where its states come from."""
+    """A piece of the prompt that the model sees, and whether its states are reused."""
 
     kind: Literal["prefix", "packet", "text", "question"]
-    """What stands before the documents, a packet, text that is in none, or what stands behind the documents."""
+    """The text before the documents ("prefix"), a packet, text without a packet, or the text after the documents."""
     text: str
-    """With special tokens."""
+    """The text, with special tokens."""
     tokens: int
-    """Slots in the context: of a packet, those of the adapter's header and trailer too; the adapter's bridge is not counted."""
+    """Slots in the context. For a packet, they include the adapter's header and trailer. The bridge is not counted."""
     reused: bool
-    """Whether its states are not computed for this question: those of packets, and of the prefix, which is computed once
-    and kept. With method "full" nothing is."""
+    """Whether the states are reused instead of computed for this question.
+
+    Packets are reused, and so is the prefix, which is computed once and cached. With method "full", nothing is reused.
+    """
     chunk: Chunk | None = None
-    """The chunk whose packet or text it is."""
+    """The chunk whose packet or text this block is."""
 
 
 def blocks(model: Engine, prompt: PreparedPrompt) -> tuple[Block, ...]:
-    """Divide what the model would see at the borders of packets: prefix, packets and texts in order, question."""
+    """Return what the model would see, split at the borders of packets.
+
+    The blocks are the prefix, packets and texts in order, and the question.
+    """
     kept = prompt.method == "packet"
     chunks = iter(prompt.chunks)
-    # With full prefill nothing tells the text of a chunk from text between chunks, unless there is none between.
+    # With full prefill, the text of a chunk and the text between chunks cannot be told apart. The chunks are therefore
+    # known only if there is no text between them.
     known = not kept and len(prompt.segments) == len(prompt.chunks)
 
     def decode(ids: Sequence[int]) -> str:
@@ -88,7 +94,7 @@ def blocks(model: Engine, prompt: PreparedPrompt) -> tuple[Block, ...]:
 
 
 def show(prompt: Sequence[Block]) -> str:
-    """Write a prompt down, with the borders of packets marked."""
+    """Return a prompt as text, with the borders of packets marked."""
 
     def marked(block: Block) -> str:
         of = f" {block.chunk.id} · {block.chunk.document}" if block.kind == "packet" and block.chunk else ""

@@ -1,4 +1,4 @@
-"""Questions to answers: search, assemble, generate, and say what it cost."""
+"""Question answering: search, assemble the context, generate the answer, and report its cost."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RAG:
 
     store: DocumentStore
     k: int = 4
-    """Chunks in the context."""
+    """Number of chunks in the context."""
     best_last: bool = True
-    """Place the best-ranked chunk last, next to the question, where small models read best; else first."""
+    """Place the best-ranked chunk last, next to the question, where small models use it best. Else it is first."""
     style: PromptStyle = field(default_factory=PromptStyle)
     config: GenerationConfig = field(default_factory=GenerationConfig)
 
@@ -46,9 +46,9 @@ class RAG:
     ) -> Answer:  # fmt: skip
         """Answer a question.
 
-        method: "packet" takes the documents' states from packets, "full" computes the whole prompt.
+        method: "packet" takes the states of the documents from packets, "full" computes the whole prompt.
         history: earlier turns, oldest first, as `{"role": ..., "content": ...}`.
-        Raises `InputError` for an empty question or k below 1, `NotFoundError` for a store without documents,
+        Raises `InputError` for an empty question or k below 1, `NotFoundError` for a store without documents, and
         `BudgetError` if the question does not fit the model's window.
         """
         stream = self.stream(question, k=k, method=method, filter=filter, history=history, config=config)
@@ -60,7 +60,10 @@ class RAG:
         self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
         history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
     ) -> AnswerStream[Answer]:  # fmt: skip
-        """Like `ask`, but yields the text piece by piece. Errors are raised here, before the first piece."""
+        """Answer a question as `ask` does, but yield the text piece by piece.
+
+        Errors are raised by this call, before the first piece.
+        """
         config = self._config(config)
         hits, prompt = self._prepare(question, k, method, filter, history, config)
         answering = begin(self.store.model, prompt, config.max_new_tokens)
@@ -74,9 +77,10 @@ class RAG:
         filter: Filter | None = None,
         config: GenerationConfig | None = None,
     ) -> list[Answer]:
-        """Answer several questions from packets, read one after another and decoded together.
+        """Answer several questions from packets. Prompts are computed one after another and decoded together.
 
-        A question's time to its first token includes the prompt of the others. Raises what `ask` raises.
+        The time to the first token of a question includes computing the prompts of the others.
+        Raises the same errors as `ask`.
         """
         config = self._config(config)
         check_kind(questions, (list, tuple), "The questions of a batch")
@@ -110,11 +114,11 @@ class RAG:
         self, question: str, *, k: int | None = None, filter: Filter | None = None,
         history: Sequence[Mapping[str, str]] = (), config: GenerationConfig | None = None,
     ) -> Comparison:  # fmt: skip
-        """Answer with full prefill, then from packets, each as `ask` does, and set both side by side.
+        """Answer with full prefill and then from packets, each as `ask` does, and return both answers.
 
-        Both times include the search. Packets come from memory or disk; those not stored are built, which the answer
-        counts, and which the next comparison no longer needs. Model and embedder are loaded before, so that the first
-        answer does not pay for both. Raises what `ask` raises.
+        Both times include the search. Packets come from memory or disk. Missing packets are built: the answer counts
+        them, and the next comparison finds them in the store. Model and embedder are loaded beforehand, so that the
+        time of the first answer does not include loading them. Raises the same errors as `ask`.
         """
         self.store.load()
         methods: tuple[Method, Method] = ("full", "packet")
@@ -127,9 +131,9 @@ class RAG:
         self, question: str, *, k: int | None = None, method: Method = "packet", filter: Filter | None = None,
         history: Sequence[Mapping[str, str]] = (),
     ) -> tuple[Block, ...]:  # fmt: skip
-        """What the model would see, in pieces that end at the borders of packets; packets that are not stored are built.
+        """Return what the model would see, split at the borders of packets. Packets that are not stored are built.
 
-        Raises what `ask` raises.
+        Raises the same errors as `ask`.
         """
         _, prompt = self._prepare(question, k, method, filter, history, self.config)
         return blocks(self.store.model, prompt)
@@ -137,13 +141,13 @@ class RAG:
     def show_prompt(
         self, question: str, *, k: int | None = None, filter: Filter | None = None, history: Sequence[Mapping[str, str]] = (),
     ) -> str:  # fmt: skip
-        """What the model would see, with special tokens, and with the borders of packets marked."""
+        """Return what the model would see, with special tokens and with the borders of packets marked."""
         return show(self.prompt(question, k=k, filter=filter, history=history))
 
     # -- steps ----------------------------------------------------------------------------------------------
 
     def _config(self, given: GenerationConfig | None) -> GenerationConfig:
-        """The settings of a question."""
+        """Return the settings of a question."""
         config = given or self.config
         check_kind(config, GenerationConfig, "The config of a question")
         return config
@@ -157,7 +161,10 @@ class RAG:
         history: Sequence[Mapping[str, str]],
         config: GenerationConfig,
     ) -> tuple[list[Hit], PreparedPrompt]:
-        """Search, choose what fits, and load its packets; returns the chunks in the context, best first, as well."""
+        """Search, choose the chunks that fit, and load their packets.
+
+        Return the chunks in the context, best first, and the prompt.
+        """
         started = time.perf_counter()
         if method not in ("packet", "full"):
             raise InputError(f"method must be 'packet' or 'full', got {method!r}.")
@@ -188,5 +195,5 @@ class RAG:
 
 
 def _answer(hits: Sequence[Hit], answering: RunningAnswer) -> Answer:
-    """The answer that the pieces so far make."""
+    """Return the answer that consists of the pieces so far."""
     return Answer(answering.text, tuple(hits), answering.cost, answering.timings, answering.prompt.method)

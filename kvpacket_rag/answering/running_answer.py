@@ -1,4 +1,4 @@
-"""An answer while it is generated: assemble the context, run the question, decode, and count what it cost."""
+"""An answer while it is generated: assemble the context, compute the question, decode, and count the cost."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ A = TypeVar("A")
 
 @dataclass(eq=False)
 class RunningAnswer:
-    """A prompt that was read, with the pieces of its answer so far."""
+    """A prompt after its prefill, with the pieces of its answer so far."""
 
     prompt: PreparedPrompt
     context: Context
     logits: Tensor
-    """Of the prompt's last token, [1, vocabulary]: from them comes the answer's first."""
+    """Logits [1, vocabulary] of the prompt's last token. The first token of the answer is chosen from them."""
     usage: Usage
     timings: Timings
     pieces: list[Piece] = field(default_factory=list)
 
     def take(self, new: Sequence[Piece]) -> None:
-        """Note pieces that were just generated."""
+        """Add pieces that were just generated, and update the timings."""
         if new:
             self.pieces += new
             self.timings = self.timings.seen(time.perf_counter() - self.prompt.started)
@@ -48,14 +48,14 @@ class RunningAnswer:
 
     @property
     def cost(self) -> Usage:
-        """Where tokens came from, with those of the answer so far."""
+        """The usage, including the tokens of the answer so far."""
         return replace(self.usage, answer_tokens=sum(piece.token is not None for piece in self.pieces))
 
 
 def begin(model: Engine, prompt: PreparedPrompt, new_tokens: int, cache: ContextCache | None = None) -> RunningAnswer:
-    """Make the context, with room for `new_tokens`, and run what no packet holds over it.
+    """Build the context, with room for `new_tokens`, and compute everything that no packet contains.
 
-    Raises `BudgetError` if it does not fit the model's positions.
+    Raises `BudgetError` if the prompt does not fit the model's positions.
     """
     began = time.perf_counter()
     bridge = model.adapter.bridge if prompt.packets else None
@@ -79,7 +79,7 @@ def begin(model: Engine, prompt: PreparedPrompt, new_tokens: int, cache: Context
 
 
 def stopping(config: GenerationConfig, prompt: PreparedPrompt) -> GenerationConfig:
-    """The settings of a generation, with the texts at which an answer to this prompt ends."""
+    """Return the generation settings, with the texts that end an answer to this prompt added to `stop`."""
     return replace(config, stop=(*config.stop, *prompt.stop)) if prompt.stop else config
 
 
@@ -90,7 +90,10 @@ def stream(
     answer: Callable[[RunningAnswer], A],
     events: Events,
 ) -> AnswerStream[A]:
-    """Generate piece by piece; `answer` makes the answer so far, which can be asked for at any time. `events` hear of its end."""
+    """Return a stream that generates the answer piece by piece.
+
+    `answer` builds the answer so far and may be called at any time. `events` emits an `Answered` event at the end.
+    """
     pieces: Iterator[Piece] = generate(model, answering.context, answering.logits, stopping(config, answering.prompt))
 
     def run() -> Generator[str, None, None]:
@@ -106,6 +109,6 @@ def stream(
 
 
 def report(events: Events, answering: RunningAnswer) -> None:
-    """Say what an answer cost."""
+    """Emit an `Answered` event with the cost of an answer."""
     usage, timings = asdict(answering.cost), asdict(answering.timings)
     events.emit(Answered(answering.prompt.method, usage, timings))

@@ -1,4 +1,5 @@
-"""Measurements: fidelity to full prefill with its measures, anchors compared for a store, and reports.
+"""Benchmarks: fidelity to full prefill and its measures, the comparison of anchors for a store, and reports.
 
-Every comparison measures its sides in turns in one run. It imports `training.samples`, `training.teacher` and every part below.
+Every comparison alternates between its sides within one run. This package imports `training.samples`,
+`training.teacher` and every package below it.
 """

@@ -1,4 +1,7 @@
-"""Choosing the anchor of a store: a few are tried on questions about its documents, and the nearest to full prefill is kept."""
+"""The choice of a store's anchor.
+
+Several anchors are tried on questions about the store's documents. The one closest to full prefill is chosen.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from kvpacket_rag.training.teacher import forced_logits, teach
 __all__ = ["Candidate", "TuneReport", "candidates", "tune_anchor"]
 
 CORPUS_SIZES = (1, 2, 3)
-"""Numbers of the corpus's own passages that are tried."""
+"""Numbers of passages from the corpus that are tried as an anchor."""
 ANSWER_TOKENS = 24
 
 
@@ -34,25 +37,29 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """What was measured."""
+    """The results of anchor tuning."""
 
     kl: Mapping[str, Interval]
-    """KL to full prefill per answer token of every candidate."""
+    """KL to full prefill per answer token, by the name of the candidate."""
     best: Candidate
-    """The nearest to full prefill."""
+    """The candidate closest to full prefill."""
     questions: int
     """Number of questions measured."""
 
 
 def candidates(store: DocumentStore, seed: int) -> list[Candidate]:
-    """Give what is worth trying: the neutral passages, the adapter's anchor if there is one, the present anchor, the corpus."""
+    """Return the anchors to try.
+
+    They are the neutral passages, the adapter's anchor if there is one, the store's present anchor, and passages of the
+    corpus.
+    """
     settings = store.settings
     found = [Candidate("passages", Anchor.PASSAGES)]
     if len(store.model.adapter.anchor):
         found.append(Candidate("trained", Anchor.TRAINED))
     if settings.anchor and settings.anchor not in [candidate.anchor for candidate in found]:
         found.append(Candidate("present", Anchor(settings.anchor), settings.anchor_texts))
-    # The longest chunk of each document: the last ones are often a few words.
+    # Use the longest chunk of each document, because the last one often has only a few words.
     by_document = {c.document: c.text for c in sorted(store.chunks(), key=lambda chunk: len(chunk.token_ids))}
     names = sorted(by_document)
     chosen = random.Random(seed).sample(names, min(len(names), max(CORPUS_SIZES)))  # noqa: S311 - repeatable, no secret
@@ -66,9 +73,10 @@ def tune_anchor(
     tried: Sequence[Candidate],
     progress: Callable[[int, int], None] | None = None,
 ) -> TuneReport:
-    """Measure every candidate on the samples, whose passages stand as a search would place them; the store is not changed.
+    """Measure every candidate on the samples. The store is not changed.
 
-    progress: called with (questions done, questions). Raises `InputError` without samples or candidates.
+    Passages are placed in the order in which search results are placed.
+    progress: called with (questions done, number of questions). Raises `InputError` without samples or candidates.
     """
     if not samples or not tried:
         raise InputError(f"Tuning needs questions and candidates; got {len(samples)} and {len(tried)}.")
@@ -91,7 +99,7 @@ def tune_anchor(
 
 
 def _question(model: Engine, sample: Sample) -> Question:
-    """The prompt as it is asked: best passage last, as `RAG` places it."""
+    """Build the prompt with the best passage last, as `RAG` does."""
     prompt = model.text.prompt(sample.question)
     chunks = tuple(model.text.plain(text) + model.text.separator for text in reversed(sample.passages))
     return Question(prompt.prefix, chunks, prompt.tail)

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The environment of a measurement: versions, number format, device and threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["machine", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """Releases of what computed."""
+    """Return the versions of the software that a measurement depends on."""
     return {
         "kvpacket-rag": __version__,
         "torch": torch.__version__,
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(model: PacketModel) -> dict[str, Any]:
-    """Number format, device and threads a model ran with."""
+    """Return the number format, the device and the number of threads with which a model runs."""
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),

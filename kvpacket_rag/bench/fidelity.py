@@ -1,8 +1,9 @@
-"""Fidelity of methods on the same samples in one run: how near they come to full prefill, and what that costs.
+"""The fidelity benchmark: how close methods come to full prefill on the same samples in one run, and what that costs.
 
-For each sample the reference answer is made once by full prefill; each method then makes its context, is timed to
-its first token, is fed the reference's answer to compare distributions, and goes on with its own answer where it
-chose otherwise. Results are appended to a file sample by sample, so that an interrupted run goes on.
+For each sample, full prefill generates the reference answer once. Each method then builds its context and is timed to
+its first token. To compare distributions, it receives the tokens of the reference answer. From the first token that it
+would choose differently, it generates its own answer. Results are appended to a file sample by sample, so that an
+interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ RECORDS = "samples.jsonl"
 
 @dataclass(frozen=True)
 class FidelityConfig:
-    """What every sample of a run has in common."""
+    """The settings that all samples of a run share."""
 
     k: int = 4
-    """Chunks in a context."""
+    """Number of chunks in a context."""
     chunk_tokens: int = 160
-    """Most tokens of a chunk."""
+    """Maximum number of tokens in a chunk."""
     max_new_tokens: int = 32
-    """Longest answer."""
+    """Maximum number of tokens in an answer."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,24 +53,24 @@ class FidelityConfig:
 
 @dataclass(frozen=True)
 class Record:
-    """One method on one sample."""
+    """The result of one method on one sample."""
 
     domain: str
     number: int
     method: str
     identity: str
-    """What the method depends on besides its name; results of another adapter are not taken up again."""
+    """What the method depends on besides its name. Results of another adapter are not reused."""
     question: str
-    """Hash of the prompt; results of another prompt are not taken up again."""
+    """Hash of the prompt. Results of another prompt are not reused."""
     kl: float
     top1: float
     f1: float | None
-    """None, as the next two, for questions without labels."""
+    """None for questions without labels, as are the next two."""
     em: float | None
     contains: float | None
     ttft_s: float
     tokens_computed: float
-    """Tokens run through all layers; those run through some count for a part."""
+    """Number of tokens computed in all layers. A token computed in some of the layers counts as a fraction."""
     flops: float
     bytes_per_token: float
     """Stored bytes per chunk token."""
@@ -77,7 +78,7 @@ class Record:
 
 
 def _answered(model: PacketModel, begun: Begun, taught: Taught, most: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Logits [n, vocabulary] at the tokens of the reference's answer, and the method's own greedy answer."""
+    """Return the logits [n, vocabulary] at the tokens of the reference's answer, and the method's own greedy answer."""
     filled = begun.context.cache.length
     position = filled + begun.skipped
     forced = taught.answer[:-1]
@@ -152,9 +153,9 @@ def run(
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Record]:
-    """Measure every method on every sample; what the folder already holds of an equal run is not measured again.
+    """Measure every method on every sample. Results of an equal run that the folder already holds are reused.
 
-    progress: called with (samples done, samples in all). Raises `InputError` if the folder holds a run with other
+    progress: called with (samples done, number of samples). Raises `InputError` if the folder holds a run with other
     settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def run(
     count = 0
     records = []
     warm: set[str] = set()
-    # Domains take turns, so that an interrupted run has some of each.
+    # Domains take turns, so that an interrupted run has results of each.
     fitted: dict[str, list[AbstractMethod]] = {}
     for domain in domains:
         corpus = [questions.cut(text) for text in domain.corpus]
@@ -180,10 +181,10 @@ def run(
             missing = [method for method in fitted[domain.name] if (method.name, method.identity) not in have]
             if missing:
                 for method in missing:
-                    if method.name not in warm:  # kernels and memory of its shapes, which no user pays twice
+                    if method.name not in warm:  # warm-up: kernels and memory are set up only once
                         method.begin(model, question, method.packets(model, question.chunks), config.max_new_tokens)
                         warm.add(method.name)
-                # No method always follows the same other one.
+                # The order is random, so that no method always follows the same other one.
                 order = random.Random(question.digest).sample(missing, len(missing))  # noqa: S311
                 new = list(_sample_records(model, domain, number, question, order, config.max_new_tokens))
                 append_lines(path, [asdict(record) for record in new])
@@ -208,7 +209,7 @@ def _header(model: PacketModel, domains: Sequence[Domain], config: FidelityConfi
 
 
 def _resume(path: Path, header: dict[str, object]) -> dict[tuple[str, int, str], list[Record]]:
-    """Read what an earlier run left, by domain, number and prompt of the question."""
+    """Return the records of an earlier run, by domain, number and prompt of the question."""
     first, *others = read_lines(path) or [None]
     if first is None:
         append_lines(path, [header])

@@ -1,4 +1,4 @@
-"""The report of a fidelity run: means with bootstrap intervals, differences on the same samples, a table, a picture."""
+"""The report of a fidelity run: means with bootstrap intervals, paired differences, tables and a picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _methods(records: Sequence[Record]) -> dict[str, Any]:
-    """Means over domains of each method's measures, with intervals, and what it is beside `full`, `bare` and `anchored`."""
+    """Return the means over domains of each method's measures, with intervals.
+
+    The result includes comparisons with `full`, `bare` and `anchored`.
+    """
     by = _by_method(records)
     groups = {name: [r.domain for r in rows] for name, rows in by.items()}
     found: dict[str, Any] = {}
@@ -44,7 +47,7 @@ def _methods(records: Sequence[Record]) -> dict[str, Any]:
                 continue
             numbers, domains = zip(*pairs, strict=True)
             spread = interval(numbers, domains)
-            # Times have outliers from a busy machine, which the median leaves out.
+            # A busy machine causes outliers in times. The median ignores them.
             values[measure] = (
                 asdict(spread)
                 if measure in WITH_INTERVAL
@@ -67,7 +70,7 @@ def _methods(records: Sequence[Record]) -> dict[str, Any]:
 def summarise(
     records: Sequence[Record], model: PacketModel, domains: Sequence[Domain], config: FidelityConfig
 ) -> dict[str, Any]:
-    """Give the whole report as JSON values."""
+    """Return the whole report as JSON values."""
     per_domain = {
         domain.name: {
             "source": domain.source,
@@ -123,12 +126,12 @@ def _table(methods: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Write the report as Markdown tables: the mean over domains, then each domain."""
+    """Return the report as Markdown tables: first the mean over domains, then each domain."""
     config = report["config"]
     lines = [
         f"Fidelity to full prefill, {report['model']} in {report['dtype']} on {report['device']} with {report['threads']} threads: "
         f"{config['k']} chunks of at most {config['chunk_tokens']} tokens, answers of at most {config['max_new_tokens']}, seed {config['seed']}.",
-        "Means with 95 % bootstrap intervals; first token is a median; KL in nats, F1, EM and contains in percent.",
+        "Values are means with 95 % bootstrap intervals. The time to first token is a median. KL is in nats; F1, EM and contains are in percent.",
         "",
     ]
     domains = report["domains"]
@@ -155,7 +158,7 @@ def _draw(report: Mapping[str, Any], path: Path) -> None:
         error = [[kl["mean"] - kl["low"]], [kl["high"] - kl["mean"]]]
         colour = "tab:red" if name == "packet" else "tab:blue" if name in front else "tab:gray"
         axes.errorbar([time], [kl["mean"]], yerr=error, fmt="o", color=colour, capsize=3)
-        # Neighbours have their names above and below in turns, so that they do not cover each other.
+        # Names stand alternately above and below their points, so that neighbours do not overlap.
         place = (6, 4) if number % 2 else (6, -11)
         axes.annotate(name, (time, kl["mean"]), xytext=place, textcoords="offset points", fontsize=9, color=colour)
     line = sorted((*points[name][0:1], points[name][1]["mean"]) for name in front)
@@ -178,7 +181,7 @@ def _draw(report: Mapping[str, Any], path: Path) -> None:
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> str:
-    """Write report.json, report.md and report.png into a folder, and give the Markdown."""
+    """Write report.json, report.md and report.png into a folder, and return the Markdown."""
     text = markdown(report)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(text + "\n", encoding="utf-8")

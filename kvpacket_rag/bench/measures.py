@@ -1,7 +1,7 @@
-"""How near an answer comes to that of a full prefill: pure functions on logits and texts.
+"""Measures of how close an answer is to that of a full prefill. They are pure functions on logits and texts.
 
-Divergence is measured on the reference's own greedy answer, token by token; F1 and exact match are those of SQuAD
-(arXiv 1606.05250, section 6): lower case, no punctuation, no articles; other than there, a hyphen parts words.
+Divergence is measured token by token on the reference's own greedy answer. F1 and exact match are those of SQuAD
+(arXiv 1606.05250, section 6): lower case, no punctuation, no articles. Unlike in SQuAD, a hyphen separates words.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RESAMPLES = 2000
 
 
 def kl_per_token(reference: Tensor, logits: Tensor) -> Tensor:
-    """KL(reference ‖ method) in nats, [n], of next-token distributions given as logits [n, vocabulary]."""
+    """Return KL(reference ‖ method) in nats, [n], of next-token distributions given as logits [n, vocabulary]."""
     expected = reference.float().log_softmax(-1)
     return (expected.exp() * (expected - logits.float().log_softmax(-1))).sum(-1)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Distance of one answer's distributions from the reference's."""
+    """The distance of an answer's distributions from those of the reference."""
 
     kl: float
     """Mean KL per answer token, nats."""
@@ -39,13 +39,13 @@ class Divergence:
 
 
 def divergence(reference: Tensor, logits: Tensor) -> Divergence:
-    """Compare logits [n, vocabulary] at the n tokens of the reference's answer."""
+    """Compare two sets of logits [n, vocabulary] at the n tokens of the reference's answer."""
     same = reference.argmax(-1) == logits.argmax(-1)
     return Divergence(float(kl_per_token(reference, logits).mean()), float(same.float().mean()))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Harmonic mean of the words' precision and recall, against the best of the answers."""
+    """Return the harmonic mean of the precision and recall of words, for the answer that matches best."""
     return max((_f1(words(text), words(answer)) for answer in answers), default=0.0)
 
 
@@ -55,7 +55,7 @@ def _f1(found: list[str], expected: list[str]) -> float:
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
-    """1 if the text is one of the answers, else 0."""
+    """Return 1 if the text equals one of the answers, else 0."""
     return float(any(words(text) == words(answer) for answer in answers))
 
 
@@ -69,7 +69,7 @@ class Interval:
 
 
 def _draws(arrays: Sequence[Array], groups: Sequence[str], seed: int) -> Iterator[tuple[Array, Array]]:
-    """Resample several aligned arrays together: (means [arrays], resampled means [arrays, draws]) of each group."""
+    """Resample aligned arrays together. Yield (means [arrays], resampled means [arrays, draws]) for each group."""
     names = np.asarray(groups if len(groups) else ["all"] * len(arrays[0]))
     rng = np.random.default_rng(seed)
     for name in dict.fromkeys(names.tolist()):
@@ -79,9 +79,9 @@ def _draws(arrays: Sequence[Array], groups: Sequence[str], seed: int) -> Iterato
 
 
 def interval(values: Sequence[float], groups: Sequence[str] = (), seed: int = 0) -> Interval:
-    """Bootstrap the mean of `values`; with `groups`, the mean over groups of the groups' means.
+    """Bootstrap the mean of `values`. With `groups`, bootstrap the mean over groups of the groups' means.
 
-    Within each group as many values are drawn with replacement as it has (percentile bootstrap).
+    From each group, as many values are drawn with replacement as it has (percentile bootstrap).
     """
     drawn = list(_draws([np.asarray(values, dtype=np.float64)], groups, seed))
     low, high = np.percentile(np.mean([draws[0] for _, draws in drawn], axis=0), [2.5, 97.5])
@@ -91,7 +91,10 @@ def interval(values: Sequence[float], groups: Sequence[str] = (), seed: int = 0)
 def ratio_interval(
     values: Sequence[float], others: Sequence[float], groups: Sequence[str] = (), seed: int = 0
 ) -> Interval:
-    """Bootstrap the mean of `values` over the mean of `others`, drawn in pairs; the means are over groups as in `interval`."""
+    """Bootstrap the mean of `values` divided by the mean of `others`.
+
+    Values are drawn in pairs. With `groups`, means are taken over groups as in `interval`.
+    """
     arrays = [np.asarray(part, dtype=np.float64) for part in (values, others)]
     drawn = list(_draws(arrays, groups, seed))
     means = np.mean([mean for mean, _ in drawn], axis=0)

@@ -1,4 +1,4 @@
-"""Reports of time and size: what was measured on what, as JSON, Markdown and a picture."""
+"""Reports of the time and size benchmarks, written as JSON, Markdown and a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS: Mapping[str, tuple[float, str]] = {
     "MB": (1e-6, "{:,.1f} MB"),
     "text": (1, "{}"),
 }
-"""How a value of a unit is shown: a factor and a format."""
+"""How values of each unit are shown: a factor and a format."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Column:
     """One of `FORMATS`."""
 
     def show(self, value: Value) -> str:
-        """A cell."""
+        """Return the text of a cell."""
         if value is None:
             return "–"
         if isinstance(value, str):
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values by the key of their column."""
+    """A table. Each row holds values by the key of their column."""
 
     name: str
     columns: tuple[Column, ...]
@@ -64,31 +64,31 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """Lines over the first table of a report."""
+    """A line chart of the first table of a report."""
 
     x: str
     lines: tuple[str, ...]
-    """Keys of the columns drawn, of one unit."""
+    """Keys of the columns that are drawn. They have the same unit."""
     x_title: str
     y_title: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found."""
+    """The results of a benchmark."""
 
     title: str
     about: Mapping[str, Any]
-    """Model, device, threads, settings."""
+    """Model, device, threads and settings."""
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
     picture: Picture | None = None
 
 
 def markdown(report: Report) -> str:
-    """Write a report in Markdown."""
+    """Return a report in Markdown."""
     about = ", ".join(f"{name.replace('_', ' ')} {_word(value)}" for name, value in report.about.items())
-    lines = [f"{report.title}: {about}. Medians, with the smallest and largest."]
+    lines = [f"{report.title}: {about}. Values are medians, with the smallest and the largest value in brackets."]
     for table in report.tables:
         lines += ["", *([f"{table.name}:", ""] if table.name else [])]
         lines += [f"| {' | '.join(column.title for column in table.columns)} |", "|---" * len(table.columns) + "|"]
@@ -104,7 +104,7 @@ def _word(value: Any) -> str:
 
 
 def write_report(report: Report, folder: Path) -> str:
-    """Write report.json, report.md and, where there is something to draw, report.png into a folder; gives the Markdown."""
+    """Write report.json, report.md and, if the report has a picture, report.png into a folder. Return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     text = markdown(report)
     found = {
@@ -129,7 +129,7 @@ def _plain(row: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _draw(report: Report, picture: Picture, file: Path) -> None:
-    """Draw lines over logarithmic axes, with the spread as a band."""
+    """Draw lines on logarithmic axes, with the spread as a band."""
     table = report.tables[0]
     titles = {column.key: column.title for column in table.columns}
     figure = new_figure(7, 4.2)

@@ -1,4 +1,4 @@
-"""`kvpacket adapt` and `tune-anchor`: change what the packets of a knowledge base are built with."""
+"""`kvpacket adapt` and `tune-anchor`: change the adapter or the anchor with which packets are built."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def adapt(
         Path, typer.Argument(metavar="ADAPTER", help="File written by `kvpacket train`.", show_default=False)
     ],
 ) -> None:
-    """Use a trained adapter in a knowledge base from now on: it is copied there, and the packets are made anew."""
+    """Copy a trained adapter into a knowledge base, use it from now on, and rebuild the packets."""
     from kvpacket_rag.packets.adapter import Adapter
 
     loaded = Adapter.load(adapter)
     with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
         task = shown.add_task("Building", total=None)
         store.remake(adapter=loaded, progress=lambda done, total: shown.update(task, completed=done, total=total))
-        out.print(f"{kb} uses {adapter} ({loaded.card.data or 'no training data named'}).", markup=False)
+        out.print(f"{kb} now uses {adapter} (training data: {loaded.card.data or 'not recorded'}).", markup=False)
 
 
 def tune(
     kb: KB,
-    n: Annotated[int, typer.Option(help="Questions, written by the model about the documents.")] = 16,
-    k: Annotated[int, typer.Option(help="Chunks in a context.")] = 4,
-    seed: Annotated[int, typer.Option(help="Draws chunks and passages.")] = 0,
+    n: Annotated[int, typer.Option(help="Questions, which the model writes about the documents.")] = 16,
+    k: Annotated[int, typer.Option(help="Chunks per context.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed for chunks and passages.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure only.")] = False,
 ) -> None:
-    """Choose what chunks see when their packets are made: try a few anchors, keep the best, make the packets anew."""
+    """Try a few anchors on questions that the model writes, keep the best, and rebuild the packets."""
     from kvpacket_rag.bench.anchor_tuning import candidates, tune_anchor
     from kvpacket_rag.engine.anchors import anchor_ids
     from kvpacket_rag.training.samples.written import write_samples
@@ -66,4 +66,4 @@ def tune(
         out.print(table)
         out.print(f"Best on {report.questions} questions: {report.best.name}{' (not changed)' if dry_run else ''}.")
         if report.best.texts and not dry_run:
-            out.print("Its passages stay in the settings of the knowledge base, also when their documents are removed.")
+            out.print("The settings of the knowledge base keep its passages, even after their documents are removed.")

@@ -15,7 +15,7 @@ __all__ = ["ask"]
 
 
 class MethodName(StrEnum):
-    """How the context is made."""
+    """How the states of the context are obtained: from packets or by a full prefill."""
 
     PACKET = "packet"
     FULL = "full"
@@ -25,15 +25,15 @@ def ask(
     kb: KB,
     question: Annotated[str, typer.Argument(show_default=False)],
     k: Annotated[int, typer.Option(help="Chunks in the context.")] = 4,
-    method: Annotated[MethodName, typer.Option(help="packet, or full prefill for comparison.")] = MethodName.PACKET,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    method: Annotated[MethodName, typer.Option(help="packet, or full for a full prefill.")] = MethodName.PACKET,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum answer tokens.")] = 128,
     model: MovedModel = None,
     as_json: AsJson = False,
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Print what the model sees, packets marked, and stop.")
+        bool, typer.Option("--show-prompt", help="Only print what the model sees, with packets marked.")
     ] = False,
 ) -> None:
-    """Answer a question from the documents."""
+    """Answer a question from the documents, with sources and cost."""
     from kvpacket_rag.answering.generation import GenerationConfig
     from kvpacket_rag.answering.rag import RAG
 

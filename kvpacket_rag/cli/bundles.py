@@ -1,4 +1,4 @@
-"""`kvpacket export` and `import`: move a knowledge base as one file."""
+"""`kvpacket export` and `import`: transfer a knowledge base as one file."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def export_command(
         Path, typer.Argument(metavar="BUNDLE", help="File to write, such as kb.kvpb.", show_default=False)
     ],
     documents: Annotated[
-        list[str] | None, typer.Option("--doc", help="Id of a document; several times for more. Default all.")
+        list[str] | None, typer.Option("--doc", help="Id of a document to export; repeatable; default all.")
     ] = None,
-    since: Annotated[Path | None, typer.Option(help="An earlier bundle: write what has changed since only.")] = None,
-    sign: Annotated[Path | None, typer.Option(help="Private ed25519 key (PEM) to sign the bundle with.")] = None,
+    since: Annotated[Path | None, typer.Option(help="Earlier bundle: write only what has changed since.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Private ed25519 key (PEM) to sign with (extra sign).")] = None,
 ) -> None:
-    """Write documents with their vectors and packets into one file, to be taken in elsewhere."""
+    """Write documents with their vectors and packets into one file. No model is needed."""
     with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
         task = shown.add_task("Writing", total=None)
         report = store.export(
             bundle, documents=documents, since=since, sign=sign,
             progress=lambda done, total: shown.update(task, completed=done, total=total),
         )  # fmt: skip
-    gone = f", {report.removed} to be removed" if report.removed else ""
+    gone = f", {report.removed} to remove on import" if report.removed else ""
     out.print(
         f"{report.documents} documents{gone}, {report.chunks} chunks, {report.packets} packets: "
         f"{report.bytes / 1e6:,.1f} MB in {bundle}.",
@@ -50,11 +50,11 @@ def import_command(
     ],
     kb: KB,
     verify: Annotated[
-        Path | None, typer.Option(help="Public ed25519 key (PEM) the bundle must have been signed with.")
+        Path | None, typer.Option(help="Public ed25519 key (PEM) that must have signed the bundle.")
     ] = None,
     blobs: Blobs = None,
 ) -> None:
-    """Take a bundle in: its documents are added, or replace those of the same id. Needs no model."""
+    """Import a bundle: add its documents, or replace those with the same id. No model is needed."""
     from kvpacket_rag.store.bundles.importer import import_bundle
 
     with bar("{task.percentage:.0f} %") as shown:

@@ -1,4 +1,4 @@
-"""`kvpacket add`, `ls` and `rm`: documents into a knowledge base, listed, and out again."""
+"""`kvpacket add`, `ls` and `rm`: add, list and remove documents of a knowledge base."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["add", "ls", "rm"]
 AnchorName = Annotated[
     str | None,
     typer.Option(
-        help="What chunks see when encoded: trained (default where the model has an adapter with an anchor), passages, opening or none."
+        help="What precedes chunks when encoded, in a new knowledge base: trained (default if the model's adapter has an anchor), passages (otherwise), opening or none."
     ),
 ]
 
@@ -29,25 +29,30 @@ def add(
     kb: KB,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.", show_default=False)],
     model: Annotated[
-        str | None, typer.Option(help="Generator of a new knowledge base: name, Hugging Face id, folder or GGUF file.")
+        str | None,
+        typer.Option(
+            help="Model of a new knowledge base: name, Hugging Face id, folder or GGUF file; default smollm2-135m-instruct."
+        ),
     ] = None,
-    embedder: Annotated[str | None, typer.Option(help="Embedder of a new knowledge base.")] = None,
-    chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk, default 256.")] = None,
+    embedder: Annotated[
+        str | None, typer.Option(help="Embedder of a new knowledge base; default all-minilm-l6-v2.")
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Maximum tokens per chunk of a new knowledge base; default 256.")
+    ] = None,
     anchor: AnchorName = None,
     storage: StorageName = None,
     blobs: Blobs = None,
     both_places: Annotated[
         bool,
-        typer.Option(
-            "--both-places", help="Build the packets for the first place in a context as well: twice the bytes."
-        ),
+        typer.Option("--both-places", help="Also build packets for the first place in a context: twice the bytes."),
     ] = False,
 ) -> None:
-    """Add documents (.txt .md .html .pdf .docx .json .jsonl), or update those that changed."""
+    """Add new and changed documents (.txt .md .html .pdf .docx .json .jsonl). A missing knowledge base is created."""
     from kvpacket_rag.corpus.readers import find_files
     from kvpacket_rag.events import BuildProgress
 
-    find_files([*paths])  # a mistyped path makes no empty knowledge base
+    find_files([*paths])  # first, so that a mistyped path does not create an empty knowledge base
     settings = {"chunk_tokens": chunk_tokens, "anchor": anchor, "storage": storage, "blobs": blobs}
     with (
         open_store(kb, model=model, embedder=embedder, **settings) as store,
@@ -84,13 +89,13 @@ def add(
 
 
 def ls(kb: KB, as_json: AsJson = False) -> None:
-    """List the documents."""
+    """List the documents: id, title, characters, chunks."""
     with open_store(kb, create=False) as store:
         documents = store.documents()
     if as_json:
         print_json([asdict(document) for document in documents])
         return
-    # Ids are folded, not cut: `rm` needs them whole.
+    # Long ids wrap instead of being truncated, because `rm` needs the whole id.
     table = Table(Column("document", overflow="fold"), "title", "characters", "chunks")
     for document in documents:
         table.add_row(escape(document.id), escape(document.title), f"{document.characters:,}", str(document.chunks))
@@ -98,7 +103,7 @@ def ls(kb: KB, as_json: AsJson = False) -> None:
 
 
 def rm(kb: KB, documents: Annotated[list[str], typer.Argument(metavar="DOC...", show_default=False)]) -> None:
-    """Remove documents by id, as `ls` lists them."""
+    """Remove documents by id (see `ls`), and packets that no other document needs."""
     with open_store(kb, create=False) as store:
         for document in documents:
             store.remove(document)

@@ -1,4 +1,4 @@
-"""`kvpacket bench fidelity`: how near packets come to full prefill."""
+"""`kvpacket bench fidelity`: compare packets and other methods with full prefill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvpacket_rag.cli.options import (
 from kvpacket_rag.cli.output import make_folder
 from kvpacket_rag.display.terminal import bar, err
 
-bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+bench = typer.Typer(help="Measure fidelity, times and sizes on this machine.", no_args_is_help=True)
 
 
 @bench.command()
@@ -26,22 +26,22 @@ def fidelity(
     kinds: Format = None,
     model: Model = DEFAULT_MODEL,
     methods: Annotated[
-        str, typer.Option(help="Methods, with commas: core, all, or names such as full,anchored,epic-30.")
+        str, typer.Option(help="core, all, or names separated by commas, such as full,anchored,epic-30.")
     ] = "core",
-    k: Annotated[int, typer.Option(help="Chunks in a context.")] = 4,
-    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
-    chunk_tokens: Annotated[int, typer.Option(help="Most tokens of a chunk.")] = 160,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 32,
+    k: Annotated[int, typer.Option(help="Chunks per context.")] = 4,
+    n: Annotated[int, typer.Option(help="Questions per kind.")] = 100,
+    chunk_tokens: Annotated[int, typer.Option(help="Maximum tokens per chunk.")] = 160,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum answer tokens.")] = 32,
     split: Annotated[
         str, typer.Option(help="Rows of the files: test (every third), train (the others) or all.")
     ] = "test",
-    seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
-    adapter: Annotated[Path | None, typer.Option(help="Adapter of the method packet, default the shipped one.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for questions, distractors and orders.")] = 0,
+    adapter: Annotated[Path | None, typer.Option(help="Adapter of the method packet; default the package's.")] = None,
     paper_adapter: Annotated[
-        Path | None, typer.Option(help="Adapter of the method paper, default the shipped one.")
+        Path | None, typer.Option(help="Adapter of the method paper; default the package's.")
     ] = None,
     out_folder: Annotated[
-        Path, typer.Option("--out", help="Folder for the reports; a run with equal settings there is gone on with.")
+        Path, typer.Option("--out", help="Folder for the reports; a run with equal settings is resumed.")
     ] = Path("bench-out/fidelity"),
 ) -> None:
     """Compare methods with full prefill: divergence, F1, time to first token, work and bytes."""
@@ -78,9 +78,9 @@ def fidelity(
 
 
 def _tell_left_out(wanted: str, chosen: set[str], model: str) -> None:
-    """Say which methods of a list have no adapter."""
+    """Print which requested methods are left out because the model has no adapter for them."""
     for name in sorted({"packet", "paper"} - chosen):
         if {"core", "all"} & set(wanted.split(",")):
             err.print(
-                f"Left out: {name}, for which {model} has no adapter; give one with --adapter or --paper-adapter."
+                f"Left out: {name}, because {model} has no adapter for it. Give one with --adapter or --paper-adapter."
             )

@@ -1,4 +1,4 @@
-"""The `kvpacket` command. Heavy imports happen inside the commands, so that help and errors come at once."""
+"""The `kvpacket` command. Heavy imports happen inside the commands, so that help texts and errors appear at once."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; errors of this package become one line and exit code 1."""
+    """Run the command. An error of this package becomes one line on standard error and exit code 1."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a pipe may have an encoding that cannot hold every text
+        if isinstance(stream, io.TextIOWrapper):  # the encoding of a pipe may lack some characters
             stream.reconfigure(errors="replace")
     try:
         app()
@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            err.print("Interrupted. What was finished is kept; run the same command again to go on.")
+            err.print("Interrupted. Finished work is kept; run the same command again to resume.")
         raise
 
 
@@ -66,7 +66,7 @@ def options(
     namespace: Annotated[
         str,
         typer.Option(
-            envvar="KVPACKET_NAMESPACE", help="Which of the knowledge bases at one place; they share nothing."
+            envvar="KVPACKET_NAMESPACE", help="Namespace, given before the command; namespaces share nothing."
         ),
     ] = "default",
 ) -> None:

@@ -1,4 +1,4 @@
-"""`kvpacket models`: list the models known by name."""
+"""`kvpacket models`: list the models that are known by name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["models"]
 
 
 def models() -> None:
-    """List the models known by name; any Hugging Face id, folder or GGUF file works as well."""
+    """List the models that are known by name. Any Hugging Face id, folder or GGUF file works as well."""
     from kvpacket_rag.engine.catalogue import CATALOGUE
     from kvpacket_rag.engine.settings import Settings
 
-    table = Table("name", "kind", "what", "fetched")
+    table = Table("name", "kind", "description", "fetched")
     for entry in CATALOGUE.values():
         table.add_row(
             entry.name, entry.kind, entry.about, "yes" if (Settings().model_folder / entry.name).exists() else "no"

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and how a command opens its knowledge base."""
+"""Arguments and options that several commands share, and the function that opens a knowledge base for a command."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 
 
 NAMESPACE: ContextVar[str] = ContextVar("namespace", default="default")
-"""What `--namespace` says."""
+"""The value of `--namespace`."""
 
 
 KB = Annotated[
     str,
     typer.Argument(
         metavar="KB",
-        help="Knowledge base: a folder, postgresql://host/name, or (to read only) a bundle.",
+        help="Knowledge base: a folder, postgresql://host/name or, read-only, a bundle.",
         show_default=False,
     ),
 ]
@@ -44,7 +44,7 @@ KB = Annotated[
 
 Blobs = Annotated[
     str | None,
-    typer.Option(help="Where packets of a new knowledge base lie, such as s3://bucket/prefix; default its folder."),
+    typer.Option(help="Where a new knowledge base stores packets, such as s3://bucket/prefix; default its folder."),
 ]
 
 
@@ -52,7 +52,7 @@ MovedModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Where the generator of the knowledge base lies now, if its folder has moved.",
+        help="New path of the model, if its folder has moved.",
         show_default=False,
     ),
 ]
@@ -63,7 +63,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 StorageName = Annotated[
     str | None,
-    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 or int4; default int8."),
+    typer.Option(help="Number format of packets on disk: float32, bfloat16, float16, int8 (default) or int4."),
 ]
 
 
@@ -82,14 +82,12 @@ def open_store(kb: str, **settings: Any) -> Iterator[DocumentStore]:
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
-Model = Annotated[str, typer.Option(help="Generator: name, Hugging Face id, folder or GGUF file.")]
+Model = Annotated[str, typer.Option(help="Model: name, Hugging Face id, folder or GGUF file.")]
 
 
 Data = Annotated[
     list[str] | None,
-    typer.Option(
-        "--data", help="File of questions, or hf:DATASET:SPLIT; may be given several times, each with its --format."
-    ),
+    typer.Option("--data", help="File of questions, or hf:DATASET:SPLIT; repeatable, each with its --format."),
 ]
 
 
@@ -97,6 +95,6 @@ Format = Annotated[
     list[str] | None,
     typer.Option(
         "--format",
-        help="squad, nq, musique, hotpotqa or jsonl for a file; biography or needle for made-up questions, without a file.",
+        help="squad, nq, musique, hotpotqa or jsonl for a file; biography or needle for synthetic questions, without a file.",
     ),
 ]

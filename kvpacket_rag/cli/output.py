@@ -1,4 +1,4 @@
-"""What the command prints, and the values that it reads from its options."""
+"""Functions that print results of commands and parse values of options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["make_folder", "parse_bytes", "print_answer", "print_json", "print_ve
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, nothing else."""
+    """Print a value as JSON and nothing else."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -38,7 +38,7 @@ UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as 20GB or 1.5 GiB. Raises `InputError` for what is none."""
+    """Return the bytes of a size such as 20GB or 1.5 GiB. Raises `InputError` if the text is not a size."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         raise InputError(f"A size must be like 500MB, 20GB or 1.5GiB; got {text!r}.")
@@ -46,7 +46,7 @@ def parse_bytes(text: str) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for reports, before long work. Raises `InputError` if that cannot be done."""
+    """Create a folder for reports before long work begins. Raises `InputError` if it cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +54,7 @@ def make_folder(folder: Path) -> None:
 
 
 def print_answer(answer: Answer) -> None:
-    """Print sources, tokens and timings of an answer."""
+    """Print the sources, tokens and timings of an answer."""
     usage, times = answer.usage, answer.timings
     for number, hit in enumerate(answer.sources, start=1):
         out.print(
@@ -71,7 +71,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def print_verification(report: VerifyReport) -> None:
-    """Print what `verify` found, and a closing line."""
+    """Print what `verify` found, and a summary as the last line."""
     for key, fault in report.damaged:
         out.print(f"Damaged: packet {key[:12]}: {fault}.", markup=False)
     for file in report.orphans:
@@ -81,5 +81,5 @@ def print_verification(report: VerifyReport) -> None:
     if report.repaired:
         out.print(f"{report.repaired} packets rebuilt.")
     if report.without_packet:
-        out.print(f"{report.without_packet} chunks have no stored packet; it is built when first used.")
-    out.print(f"{report.packets} packets checked: {'all as written' if report.clean else 'not clean'}.")
+        out.print(f"{report.without_packet} chunks have no stored packet. Packets are built when first used.")
+    out.print(f"{report.packets} packets checked: {'no problems found' if report.clean else 'problems found'}.")

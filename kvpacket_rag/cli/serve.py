@@ -1,4 +1,4 @@
-"""`kvpacket serve`: a knowledge base over HTTP."""
+"""`kvpacket serve`: serve a knowledge base over HTTP."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ if TYPE_CHECKING:
 __all__ = ["listen", "serve"]
 
 SECONDS_TO_FINISH = 10
-"""What answers that are being written have when the server is told to stop."""
+"""How long answers in progress may take to finish after the server is told to stop."""
 
 
 def serve(
     kb: KB,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="KVPACKET_API_KEY", help="What clients must send as their API key.", show_default=False),
+        typer.Option(envvar="KVPACKET_API_KEY", help="API key that clients must send.", show_default=False),
     ] = None,
-    k: Annotated[int, typer.Option(min=1, help="Chunks in the context, unless a request says otherwise.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, unless a request says otherwise.")] = 256,
+    k: Annotated[int, typer.Option(min=1, help="Chunks in the context; requests may override this.")] = 4,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum answer tokens; requests may override this.")
+    ] = 256,
     concurrent: Annotated[int, typer.Option(min=1, help="Questions answered at a time.")] = 4,
     waiting: Annotated[int, typer.Option(min=0, help="Questions that may wait; the next gets status 429.")] = 64,
     model: MovedModel = None,
-    max_body: Annotated[str, typer.Option(help="Longest request, such as 32MB.")] = "32MB",
+    max_body: Annotated[str, typer.Option(help="Maximum request size, such as 32MB.")] = "32MB",
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A site whose pages may use the server, such as http://localhost:3000; may be repeated."),
+        typer.Option(help="Site whose pages may use the server, such as http://localhost:3000; repeatable."),
     ] = None,
 ) -> None:
-    """Serve a knowledge base: OpenAI's chat interface, documents, metrics, and a page to try it (extra serve)."""
+    """Serve OpenAI's chat API, documents, metrics and a page to try it over HTTP (extra serve)."""
     for module in ("uvicorn", "fastapi", "python_multipart"):
         require(module, extra="serve", purpose="`kvpacket serve`")
     import uvicorn
@@ -53,9 +55,7 @@ def serve(
     from kvpacket_rag.serve.metrics import Metrics
 
     if api_key is not None and not (api_key.strip() and api_key.isascii()):
-        raise InputError(
-            "The API key must be of visible ASCII characters, and is not. Choose another, or leave it out."
-        )
+        raise InputError("The API key must consist of visible ASCII characters. Choose another key, or leave it out.")
     limits = Limits(concurrent, waiting, parse_bytes(max_body))
     metrics = Metrics()
     with open_store(kb, create=False, model=model, hooks=[metrics]) as store:
@@ -76,19 +76,22 @@ def serve(
 
 
 def listen(server: uvicorn.Server) -> None:
-    """Listen, say where, and serve until the process is told to stop. Raises `InputError` if it cannot listen there."""
+    """Listen, print the address, and serve until the process is told to stop.
+
+    Raises `InputError` if the server cannot listen on this address.
+    """
     host, port = server.config.host, server.config.port
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise InputError(
-            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose another --port or --host."
+            f"The server cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port or --host."
         ) from error
     with listening:
         found = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         err.print(
-            f"Serving on http://{shown}:{found} – the page is there, the OpenAI interface at /v1. Ctrl-C stops.",
+            f"Serving on http://{shown}:{found} – the page is at /, OpenAI's API at /v1. Press Ctrl-C to stop.",
             soft_wrap=True,
         )
         server.run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""`kvpacket bench ttft`, `decode`, `build`, `store`, `care`, `load` and `peers`: times and sizes on this machine."""
+"""`kvpacket bench ttft`, `decode`, `build`, `store`, `care`, `load` and `peers`: measure times and sizes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ speed_commands = typer.Typer()
 Shape = Annotated[
     str | None,
     typer.Option(
-        help="Random weights of a known shape instead, such as llama-3.1-8b: speed does not depend on weights."
+        help="Random weights of a known shape, such as llama-3.1-8b, instead of a model. Speed does not depend on weights."
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default CUDA where there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default CUDA if available, otherwise cpu.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for report.json, report.md and report.png.")]
-Repeats = Annotated[int, typer.Option(help="Rounds, in each of which every way is measured once.")]
-Embedding = Annotated[str | None, typer.Option(help="Embedder of the question; none leaves search out.")]
+Repeats = Annotated[int, typer.Option(help="Rounds. Each measures every variant once.")]
+Embedding = Annotated[str | None, typer.Option(help="Question embedder; none omits this step.")]
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
@@ -42,7 +42,7 @@ def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{option} must be numbers with commas, such as 512,1024; got {text!r}.") from error
+        raise InputError(f"{option} must be numbers separated by commas, such as 512,1024; got {text!r}.") from error
 
 
 def _embedder(name: str | None) -> Embedder | None:
@@ -60,9 +60,9 @@ def _run(
     device: str | None = None,
     draws: bool = False,
 ) -> None:
-    """Load a model, measure it with a progress bar, then write and print the report; whether that can be done is found out first.
+    """Load a model, measure it with a progress bar, then write and print the report.
 
-    draws: whether the report has a picture.
+    Check first whether the report can be written, because measuring takes long. draws: whether the report has a plot.
     """
     from kvpacket_rag.bench.report import write_report
     from kvpacket_rag.display.plots import check_plots
@@ -84,16 +84,19 @@ def ttft(
     model: Model = DEFAULT_MODEL,
     shape: Shape = None,
     device: Device = None,
-    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "512,1024,2048,4096",
+    lengths: Annotated[str, typer.Option(help="Context tokens, separated by commas.")] = "512,1024,2048,4096",
     storage: StorageName = None,
     methods: Annotated[
-        str, typer.Option(help="Recomputing methods to compare with; none for none.")
+        str, typer.Option(help="Recomputing methods to compare with, separated by commas, or none.")
     ] = "epic-10,cacheblend-10",
     embedder: Embedding = DEFAULT_EMBEDDER,
     repeats: Repeats = 5,
     out_folder: Out = Path("bench-out/ttft"),
 ) -> None:
-    """Time to first token: full prefill, packets from memory and from disk, others, and the limit (the question alone)."""
+    """Measure the time to first token: full prefill, packets from memory and disk, other methods, and the limit.
+
+    The limit is the question alone.
+    """
     from kvpacket_rag.bench.methods.registry import make_methods
     from kvpacket_rag.bench.speed.store import searcher
     from kvpacket_rag.bench.speed.ttft import measure_ttft
@@ -116,12 +119,12 @@ def decode(
     model: Model = DEFAULT_MODEL,
     shape: Shape = None,
     device: Device = None,
-    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "256,1024,2048,4096",
+    lengths: Annotated[str, typer.Option(help="Context tokens, separated by commas.")] = "256,1024,2048,4096",
     tokens: Annotated[int, typer.Option(help="Tokens generated each time.")] = 32,
     repeats: Repeats = 5,
     out_folder: Out = Path("bench-out/decode"),
 ) -> None:
-    """Seconds per generated token, against `generate` of transformers over the same context."""
+    """Measure seconds per generated token, against `generate` of transformers over the same context."""
     from kvpacket_rag.bench.speed.decode import measure_decode
 
     wanted = _numbers(lengths, "--lengths")
@@ -136,12 +139,12 @@ def build(
     model: Model = DEFAULT_MODEL,
     shape: Shape = None,
     device: Device = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of a chunk, with commas.")] = "128,256,512",
+    lengths: Annotated[str, typer.Option(help="Tokens per chunk, separated by commas.")] = "128,256,512",
     storage: StorageName = None,
     repeats: Repeats = 3,
     out_folder: Out = Path("bench-out/build"),
 ) -> None:
-    """Tokens per second of making packets, against plain prefill in batches."""
+    """Measure tokens per second of building packets, against a plain batched prefill."""
     from kvpacket_rag.bench.speed.build import measure_build
 
     wanted = _numbers(lengths, "--lengths")
@@ -154,12 +157,15 @@ def build(
 @speed_commands.command()
 def store(
     model: Model = DEFAULT_MODEL,
-    sizes: Annotated[str, typer.Option(help="Numbers of vectors to search among, with commas.")] = "1000,100000",
+    sizes: Annotated[str, typer.Option(help="Numbers of vectors to search, separated by commas.")] = "1000,100000",
     embedder: Embedding = DEFAULT_EMBEDDER,
     repeats: Repeats = 5,
     out_folder: Out = Path("bench-out/store"),
 ) -> None:
-    """Bytes and speed of packets in each number format; search and opening by the number of chunks."""
+    """Measure bytes and speed of packets in each number format.
+
+    Also measure the speed of search and opening by number of chunks.
+    """
     from kvpacket_rag.bench.speed.store import measure_store
 
     wanted = _numbers(sizes, "--sizes")
@@ -174,12 +180,12 @@ def store(
 def care(
     model: Model = DEFAULT_MODEL,
     shape: Shape = None,
-    chunks: Annotated[int, typer.Option(help="Chunks of 48 tokens; of longer ones there are fewer.", min=100)] = 1000,
-    chunk_tokens: Annotated[int, typer.Option(help="Most tokens of a chunk.")] = 48,
+    chunks: Annotated[int, typer.Option(help="Chunks of 48 tokens; fewer if longer.", min=100)] = 1000,
+    chunk_tokens: Annotated[int, typer.Option(help="Maximum tokens per chunk.")] = 48,
     repeats: Repeats = 3,
     out_folder: Out = Path("bench-out/care"),
 ) -> None:
-    """Opening, counting, adding to and verifying a store of many chunks (--shape tiny builds it quickly)."""
+    """Measure opening, counting, adding to and verifying a store of many chunks (--shape tiny builds it quickly)."""
     from kvpacket_rag.bench.speed.care import measure_care
 
     _run(
@@ -192,11 +198,11 @@ def care(
 @speed_commands.command()
 def load(
     model: Model = DEFAULT_MODEL,
-    clients: Annotated[str, typer.Option(help="Clients asking at once, with commas.")] = "1,2,4,8",
-    questions: Annotated[int, typer.Option(help="Questions in all, for each number of clients.")] = 24,
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients, separated by commas.")] = "1,2,4,8",
+    questions: Annotated[int, typer.Option(help="Total questions per number of clients.")] = 24,
     out_folder: Out = Path("bench-out/load"),
 ) -> None:
-    """Questions per second and times to first token with several clients at once."""
+    """Measure questions per second and times to first token with several concurrent clients."""
     from kvpacket_rag.bench.speed.load import measure_load
 
     wanted = _numbers(clients, "--clients")
@@ -206,14 +212,14 @@ def load(
 @speed_commands.command()
 def peers(
     model: Model = DEFAULT_MODEL,
-    lengths: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "1024,2048,4096",
+    lengths: Annotated[str, typer.Option(help="Context tokens, separated by commas.")] = "1024,2048,4096",
     gguf: Annotated[
-        Path | None, typer.Option(help="GGUF file of the same model, for llama.cpp, which is left out without it.")
+        Path | None, typer.Option(help="GGUF file of the same model; without it, llama.cpp is omitted.")
     ] = None,
     repeats: Repeats = 5,
     out_folder: Out = Path("bench-out/peers"),
 ) -> None:
-    """Time to first token beside transformers with saved caches, and llama.cpp."""
+    """Compare the time to first token with those of transformers with saved caches and of llama.cpp (extra peers)."""
     from kvpacket_rag.bench.speed.peers import measure_peers
 
     wanted = _numbers(lengths, "--lengths")

@@ -1,4 +1,4 @@
-"""`kvpacket info`, `verify`, `gc`, `cap`, `export` and `import`: looking after a knowledge base, and handing it on."""
+"""`kvpacket info`, `verify`, `gc` and `cap`: inspect and maintain a knowledge base."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["cap", "gc", "info", "verify"]
 
 
 def info(kb: KB, as_json: AsJson = False) -> None:
-    """Say what the knowledge base holds."""
+    """Show the settings and the numbers of documents, chunks, packets, bytes and bytes per token."""
     with open_store(kb, create=False) as store:
         held = store.info()
     if as_json:
@@ -40,10 +40,16 @@ def cap(
     kb: KB,
     size: Annotated[
         str | None,
-        typer.Argument(help="Such as 500MB or 20GB; none lifts the limit. Shown if left out.", show_default=False),
+        typer.Argument(
+            help="Such as 500MB, 20GB or 1.5GiB; none lifts the limit; without a size, the command shows it.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Limit the bytes of packets: those unused for longest go, and are built again when a question needs them."""
+    """Limit the bytes of packets.
+
+    The least recently used packets are evicted, and rebuilt when a question needs them.
+    """
     with open_store(kb, create=False) as store:
         if size is not None:
             store.max_bytes = None if size.lower() == "none" else parse_bytes(size)
@@ -55,11 +61,11 @@ def cap(
 def verify(
     kb: KB,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Remove what is damaged or left over, rebuild packets from their text.")
+        bool, typer.Option("--repair", help="Remove what is damaged or left over, rebuild packets from text.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every stored byte. Exit code 1 if something is wrong."""
+    """Check every stored byte. The exit code is 1 if something is wrong."""
     with open_store(kb, create=False) as store, bar("{task.completed}/{task.total} packets") as shown:
         task = shown.add_task("Verifying", total=None)
         report = store.verify(

@@ -1,4 +1,4 @@
-"""`kvpacket train`, `adapt` and `tune-anchor`: what makes packets fit one's own documents."""
+"""`kvpacket train`: train an adapter on a knowledge base or on files of questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What is learned from."""
+    """The model, the lessons to train on, the lessons held out, and a description of the data."""
 
     model: Engine
     lessons: list[Lesson]
@@ -33,41 +33,41 @@ class Material:
 
 OwnKB = Annotated[
     str | None,
-    typer.Argument(metavar="[KB]", help="Knowledge base to train on; or give --data.", show_default=False),
+    typer.Argument(
+        metavar="[KB]", help="Knowledge base to train on; otherwise give --data and --format.", show_default=False
+    ),
 ]
 
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", help="Folder of the run, gone on with if it is there; default the adapter's name with .run."),
+    typer.Option("--run", help="Run folder, resumed if it exists; default the adapter's name with .run."),
 ]
 
 Chunks = Annotated[
     list[int] | None,
     typer.Option(
         "--k",
-        help="Number of chunks in a prompt, may be given several times; else 2, 3, 4 and 5.",
+        help="Chunks per prompt; repeatable; default 2, 3, 4 and 5.",
         show_default=False,
     ),
 ]
 
 Parts = Annotated[
     str,
-    typer.Option(
-        help="Numbers of embeddings: of the anchor, which cost nothing when answering, header, trailer, bridge."
-    ),
+    typer.Option(help="Numbers of embeddings: anchor (costs nothing when answering), header, trailer, bridge."),
 ]
 
 StartName = Annotated[
     str,
     typer.Option(
-        help="What embeddings start from: present (the adapter in use, with parts it lacks added), delimiters, closing, mean, random."
+        help="Initial embeddings: present (the adapter in use, with missing parts added), delimiters, closing, mean, random."
     ),
 ]
 
 Initial = Annotated[
     Path | None,
     typer.Option(
-        help="File of an adapter to start from, such as one an earlier run did not offer; judged as if without.",
+        help="Adapter file to start from, such as a rejected one; judged against the model without it.",
         show_default=False,
     ),
 ]
@@ -78,31 +78,39 @@ def train(
     data: Data = None,
     kinds: Format = None,
     model: Annotated[
-        str | None, typer.Option(help="Generator, default the knowledge base's, else smollm2-135m-instruct.")
+        str | None, typer.Option(help="Model; default the knowledge base's, or smollm2-135m-instruct.")
     ] = None,
-    out_file: Annotated[Path, typer.Option("--out", help="The adapter's file.")] = Path("adapter.safetensors"),
+    out_file: Annotated[Path, typer.Option("--out", help="Adapter file.")] = Path("adapter.safetensors"),
     run_folder: RunFolder = None,
-    n: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
-    held_out: Annotated[int, typer.Option(help="More questions of each kind, to choose and judge by.")] = 16,
+    n: Annotated[int, typer.Option(help="Questions per kind.")] = 100,
+    held_out: Annotated[int, typer.Option(help="Further questions per kind, held out to select and judge.")] = 16,
     chunks: Chunks = None,
     parts: Parts = "anchor=256",
     start: StartName = "present",
     initial: Initial = None,
-    anchor: Annotated[str, typer.Option(help="What chunks see in training, without a trained anchor.")] = "passages",
-    first_anchor: Annotated[str, typer.Option(help="The same for the chunk that stands first.")] = "opening",
+    anchor: Annotated[
+        str, typer.Option(help="What precedes chunks in training, without a trained anchor.")
+    ] = "passages",
+    first_anchor: Annotated[str, typer.Option(help="The same for the first chunk.")] = "opening",
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 60,
-    batch: Annotated[int, typer.Option(help="Questions of one step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Highest, as a share of the embeddings' spread.")] = 0.045,
-    tail_weight: Annotated[float, typer.Option(help="Weight of the question's tokens in the loss.")] = 0.1,
+    batch: Annotated[int, typer.Option(help="Questions per step.")] = 8,
+    learning_rate: Annotated[
+        float, typer.Option(help="Maximum, as a share of the spread of the model's embeddings.")
+    ] = 0.045,
+    tail_weight: Annotated[float, typer.Option(help="Loss weight of the question's tokens.")] = 0.1,
     unbalanced: Annotated[
-        bool, typer.Option("--unbalanced", help="Count all lessons alike; else more, the less their kind diverges.")
+        bool,
+        typer.Option(
+            "--unbalanced",
+            help="Weight all questions equally; otherwise kinds with low initial divergence weigh more, so that all gain alike.",
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Draws questions, distractors and orders.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for questions, distractors and orders.")] = 0,
 ) -> None:
-    """Train an adapter: the model learns to answer from packets as it does from the whole text. No labels are needed.
+    """Train an adapter, so that the model answers from packets as it does from the whole text. No labels are needed.
 
-    With a knowledge base the model writes questions about its chunks. Interrupt at any time and run the same
-    command again to go on.
+    With a knowledge base, the model writes questions about its chunks. You can interrupt a run at any time. Run the
+    same command again to resume.
     """
     from kvpacket_rag.display.plots import check_plots
     from kvpacket_rag.packets.anchor import Anchor
@@ -159,7 +167,7 @@ def _choice(kind: type[StrEnum], value: str, option: str) -> Any:
 
 
 def _sizes(text: str) -> Sizes:
-    """Read numbers of embeddings such as "anchor=256,bridge=8"."""
+    """Parse numbers of embeddings such as "anchor=256,bridge=8"."""
     from kvpacket_rag.training import Sizes
 
     try:
@@ -172,7 +180,7 @@ def _sizes(text: str) -> Sizes:
 
 
 def _parts(batch: int) -> int:
-    """Run a batch two lessons at a time, or one if it is odd."""
+    """Return in how many passes a batch runs: two lessons per pass, or one lesson if the batch is odd."""
     return batch // 2 if batch % 2 == 0 else batch
 
 
@@ -184,7 +192,7 @@ def _from_files(
     from kvpacket_rag.training.samples.domains import load_domains
 
     most = max(variety.k)
-    # Of the rows that are not held out for `bench fidelity`, the first are learned from and the last held out here.
+    # `bench fidelity` tests on the other rows. Of these rows, the first are for training and the last are held out.
     domains = load_domains(data, kinds, n=n + held_out, k=most, split="train", seed=seed)
     loaded = load_engine(model or "smollm2-135m-instruct")
     parts = [domain.divide(held_out) for domain in domains]
@@ -215,7 +223,7 @@ def _from_store(
 
 
 def _tell(trained: Trained, file: Path, folder: Path) -> None:
-    """Print what was won in each domain; write the adapter if the gate let it through."""
+    """Print the divergence before and after training in each domain. Write the adapter if the gate accepts it."""
     table = Table("held out", "before", "after", "ratio", "difference")
     for name, before in trained.without.items():
         after = trained.best[name]
@@ -227,12 +235,14 @@ def _tell(trained: Trained, file: Path, folder: Path) -> None:
             f"{after - before:+.4f} ± {trained.errors[name]:.4f}",
         )
     out.print(table)
-    out.print("KL to full prefill per answer token, nats; differences with their standard errors.")
+    out.print(
+        "KL divergence from full prefill per answer token, in nats. Differences are shown with their standard errors."
+    )
     if not trained.accepted:
         rejected = folder / "rejected.safetensors"
         trained.adapter.save(rejected)
         err.print(
-            f"[yellow]Not offered:[/] it is not better than what it started from, by more than a standard error, in every domain. It is kept as {rejected}."
+            f"[yellow]Rejected:[/] an adapter must be better than its starting point by more than one standard error in every domain, and this one is not. It is kept as {rejected}."
         )
         raise typer.Exit(1)
     trained.adapter.save(file)

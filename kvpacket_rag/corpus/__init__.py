@@ -1,4 +1,5 @@
-"""Documents and chunks: reading files, splitting texts, and what belongs together when files change.
+"""Documents and chunks: reading files, splitting texts, and finding the documents affected when files change.
 
-Texts only: no vectors, packets or rows. It imports `errors`, `packets` and `engine` (for token counts).
+This part handles texts only, not vectors, packets or database rows. It imports `errors`, `packets` and `engine` (for
+token counts).
 """

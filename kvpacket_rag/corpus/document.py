@@ -1,4 +1,4 @@
-"""Documents, the chunks they are split into, and documents as a store lists them."""
+"""Documents, the chunks that they are split into, and the documents that a store lists."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ __all__ = ["Chunk", "Document", "StoredDocument"]
 
 @dataclass(frozen=True)
 class Document:
-    """A text the user adds."""
+    """A text that the user adds to a store."""
 
     text: str
     id: str = ""
-    """Name within the store; default a hash of the text."""
+    """Name within the store. The default is a hash of the document's content."""
     title: str = ""
     source: str = ""
-    """Where it came from: a path or address."""
+    """Where the text came from: a path or address."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values to filter by and to show; not read by the model."""
+    """JSON values for filtering and display. The model does not see them."""
     markdown: bool = False
-    """Whether headings, lists and tables of Markdown guide the splitting."""
+    """Whether Markdown headings, lists and tables guide the splitting."""
     whole: bool = False
-    """Whether the text is one chunk as it is, since somebody else has cut it already."""
+    """Whether the text is kept as one chunk because other software has already split it."""
     vector: tuple[float, ...] | None = None
-    """Of a whole document, made elsewhere in place of the store's embedder. An empty one: searches do not find it."""
+    """Vector of a whole document, computed elsewhere instead of by the store's embedder.
+
+    If it is empty, searches do not find the document.
+    """
 
     def __post_init__(self) -> None:
         for name in ("text", "id", "title", "source"):
@@ -46,7 +49,9 @@ class Document:
         except (TypeError, ValueError) as error:
             raise InputError(f"Metadata of document {self.id or '(unnamed)'} must be JSON values: {error}.") from error
         if self.vector is not None and not self.whole:
-            raise InputError(f"Document {self.id!r} has a vector but is not whole; only a document of one chunk can.")
+            raise InputError(
+                f"Document {self.id!r} has a vector but is not whole. Set whole=True, or leave the vector out."
+            )
         for name in ("text", "id", "title", "source"):
             check_text(getattr(self, name), f"The {name} of document {self.id!r}")
         if not self.id:
@@ -54,7 +59,7 @@ class Document:
 
     @property
     def content(self) -> str:
-        """Hash of everything that, when changed, makes it another document."""
+        """Hash of everything that counts as a change of the document."""
         values = [self.text, self.title, self.source, dict(self.metadata), self.markdown]
         if self.whole:
             values += [True, self.vector]
@@ -63,10 +68,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a document, with its place in it."""
+    """A piece of a document, with its position in the document."""
 
     id: str
-    """Stable: depends on the document's id, the text, and how often the text came before in the document."""
+    """Stable id. It depends on the document's id, the text, and how often the text occurred earlier in the document."""
     document: str
     """Id of its document."""
     ordinal: int
@@ -76,13 +81,13 @@ class Chunk:
     """The chunk is characters [start, stop) of the document."""
     text: str
     token_ids: tuple[int, ...] = field(repr=False)
-    """What its packet holds: the text's tokens and the separator behind them."""
+    """Tokens in its packet: those of the text and of the separator after it."""
     content: str = field(repr=False)
-    """Hash of the token ids; equal for equal text in any document."""
+    """Hash of the token ids. It is equal for equal text in any document."""
 
     @property
     def reference(self) -> dict[str, str]:
-        """What other software may keep to name the chunk: plain JSON, believed only where the text agrees."""
+        """A reference that other software can store: plain JSON. It is only accepted if the text still matches."""
         return {"id": self.id, "sha256": hashlib.sha256(self.text.encode()).hexdigest()}
 
 
@@ -91,14 +96,14 @@ class StoredDocument:
     """A document in the store."""
 
     id: str
-    """The name it is updated and removed by."""
+    """The id by which the document is updated and removed."""
     title: str
-    """What it is shown as among the sources; may be empty."""
+    """The title shown among the sources. It may be empty."""
     source: str
-    """The file or address it was read from; may be empty."""
+    """The file or address from which it was read. It may be empty."""
     metadata: Mapping[str, Any]
-    """What the application said of it: JSON values by name."""
+    """Metadata from the application: JSON values by name."""
     characters: int
     """Length of its text."""
     chunks: int
-    """Pieces it was cut into."""
+    """Number of its chunks."""

@@ -1,4 +1,4 @@
-"""From paths to documents: what is read, what would replace something else, what is no longer there."""
+"""Documents from paths: reading them, preventing accidental replacement, and finding those that no longer exist."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ReadPaths", "check_sources", "read_paths", "vanished"]
 
 @dataclass(frozen=True)
 class ReadPaths:
-    """What some paths hold."""
+    """The files and documents found at some paths."""
 
     files: list[SourceFile]
     documents: list[Document]
     failed: tuple[tuple[str, str], ...]
-    """Files found in folders that could not be read: (path, reason)."""
+    """Files in folders that could not be read, each as (path, reason)."""
 
 
 def read_paths(paths: Sequence[str | Path] | str | Path) -> ReadPaths:
     """Read files, and all readable files below folders.
 
-    Raises `DocumentError` for a path that does not exist and for a file named directly that cannot be read.
+    Raises `DocumentError` if a path does not exist, or if a file that was named directly cannot be read.
     """
     documents: list[Document] = []
     failed: list[tuple[str, str]] = []
@@ -42,7 +42,7 @@ def read_paths(paths: Sequence[str | Path] | str | Path) -> ReadPaths:
 
 
 def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document], location: str) -> None:
-    """Raise `DocumentError` where one folder's file would replace that of another folder of the same name."""
+    """Raise `DocumentError` if a file would replace a file from another folder of the same name."""
     known = {document.id: document.source for document in stored}
     for document in documents:
         other = known.get(document.id, document.source)
@@ -55,7 +55,7 @@ def check_sources(stored: Sequence[StoredDocument], documents: Sequence[Document
 
 
 def vanished(stored: Sequence[StoredDocument], read: ReadPaths) -> list[str]:
-    """Ids of documents that a file held when it was read before, and no longer holds."""
+    """Return the ids of documents that a file contained when it was last read and no longer contains."""
     names = {document.id for document in read.documents}
     origins = {str(file.path.resolve()): f"{file.name}#" for file in read.files}
     sources = {document.source for document in read.documents}

@@ -1,6 +1,6 @@
-"""Files to documents: text, Markdown, HTML, PDF, Word and JSON.
+"""Readers that turn files into documents: text, Markdown, HTML, PDF, Word and JSON.
 
-Each reader says clearly why a file cannot be read. Readers of binary formats come with the extra `readers`.
+Each reader says clearly why a file cannot be read. The HTML, PDF and Word readers need the extra `readers`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ TEXT_KEYS = ("text", "content", "page_content", "body")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to read, and the name its document gets."""
+    """A file to read, and the name of its document."""
 
     path: Path
     name: str
-    """Path below the parent of the folder (or file) the user gave, with forward slashes."""
+    """Path relative to the parent of the folder (or file) that the user gave, with forward slashes."""
     explicit: bool
-    """Whether the user named this very file, rather than a folder around it."""
+    """Whether the user named this file itself, rather than a folder that contains it."""
 
 
 def find_files(paths: list[str | Path]) -> list[SourceFile]:
-    """List the readable files among `paths` and below folders, sorted, hidden ones left out.
+    """List the readable files among `paths` and below folders, sorted and without hidden files.
 
-    Raises `DocumentError` if a path does not exist, or a file named directly is of no known kind.
+    Raises `DocumentError` if a path does not exist, or if a file that was named directly has an unknown file type.
     """
     found: dict[Path, SourceFile] = {}
     for given in paths:
         path = Path(given)
         if not path.exists():
-            raise DocumentError(f"There is no file or folder {path}. Check the path (it is taken from {Path.cwd()}).")
+            raise DocumentError(
+                f"There is no file or folder {path}. Check the path (relative paths start from {Path.cwd()})."
+            )
         if path.is_file():
             if path.suffix.lower() not in SUFFIXES:
                 raise DocumentError(
@@ -62,9 +64,9 @@ def find_files(paths: list[str | Path]) -> list[SourceFile]:
 
 
 def read_file(file: SourceFile) -> list[Document]:
-    """Read one file; JSON files may hold several documents.
+    """Read one file. A JSON file may contain several documents.
 
-    Raises `DocumentError` naming the file when it is empty, binary, not UTF-8, or holds no text.
+    Raises `DocumentError`, which names the file, if the file is empty, binary or not UTF-8, or contains no text.
     """
     try:
         documents = list(SUFFIXES[file.path.suffix.lower()](file))
@@ -75,10 +77,10 @@ def read_file(file: SourceFile) -> list[Document]:
     names = Counter(document.id for document in documents)
     if twice := [name for name, count in names.items() if count > 1]:
         raise DocumentError(
-            f"{file.path} holds several documents with the id {twice[0]!r}. Give each its own, or none."
+            f"{file.path} contains several documents with the id {twice[0]!r}. Give each document its own id, or none."
         )
     if not documents:
-        raise DocumentError(f"{file.path} holds no text.")
+        raise DocumentError(f"{file.path} contains no text.")
     return documents
 
 
@@ -126,11 +128,11 @@ def _read_html(file: SourceFile) -> Iterator[Document]:
         unread.decompose()
     title = page.title.get_text(" ", strip=True) if page.title else ""
     for string in page.find_all(string=True):
-        if isinstance(string, bs4.element.PreformattedString):  # comments and declarations are not on the page
+        if isinstance(string, bs4.element.PreformattedString):  # the page does not show comments and declarations
             string.extract()
-        elif string.find_parent("pre") is None:  # line breaks in the source are spaces on the page
+        elif string.find_parent("pre") is None:  # the page shows line breaks in the source as spaces
             string.replace_with(re.sub(r"\s+", " ", string))
-    for row in page.find_all("tr"):  # a table row is one line of text
+    for row in page.find_all("tr"):  # each table row becomes one line of text
         cells = [cell.get_text(" ", strip=True) for cell in row.find_all(["td", "th"], recursive=False)]
         row.replace_with("\n" + " | ".join(cells) + "\n")
     for block in page.find_all(
@@ -141,12 +143,12 @@ def _read_html(file: SourceFile) -> Iterator[Document]:
     lines = (line.strip() for line in (page.body or page).get_text().splitlines())
     text = _squeeze(lines)
     if not text:
-        raise DocumentError("the page holds no text.")
+        raise DocumentError("the page contains no text.")
     yield _document(file, text, title=title)
 
 
 def _squeeze(lines: Iterator[str]) -> str:
-    """Join lines, with at most one empty line between two others."""
+    """Join lines, and reduce consecutive empty lines to one."""
     kept: list[str] = []
     for line in lines:
         if line or (kept and kept[-1]):
@@ -164,8 +166,8 @@ def _read_pdf(file: SourceFile) -> Iterator[Document]:
         title = str((reader.metadata or {}).get("/Title") or "")
     except DocumentError:
         raise
-    except Exception as error:  # the library lets errors of many kinds through for files that are damaged
-        raise DocumentError(f"the PDF is damaged or of a kind that cannot be read: {error}.") from error
+    except Exception as error:  # the library raises many types of exceptions for damaged files
+        raise DocumentError(f"the PDF is damaged or its format is not supported: {error}.") from error
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
         raise DocumentError(f"the PDF has {len(pages)} pages but no text (a scan?). Run text recognition on it first.")
@@ -183,10 +185,10 @@ def _read_docx(file: SourceFile) -> Iterator[Document]:
             elif block.text.strip():
                 parts.append(block.text.strip())
         title = opened.core_properties.title or ""
-    except Exception as error:  # the library raises errors of its own zip and XML layers
-        raise DocumentError(f"the Word file is damaged or no .docx: {error}.") from error
+    except Exception as error:  # the library raises exceptions of its zip and XML layers
+        raise DocumentError(f"the Word file is damaged or is not a .docx file: {error}.") from error
     if not parts:
-        raise DocumentError("the Word file holds no text.")
+        raise DocumentError("the Word file contains no text.")
     yield _document(file, "\n\n".join(parts), title=title)
 
 

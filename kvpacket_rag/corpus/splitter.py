@@ -1,7 +1,7 @@
-"""Documents and the pieces of them that are retrieved.
+"""Splitting of documents into chunks, the pieces that are retrieved.
 
-Pieces end at the largest natural border (section, paragraph, sentence, word) that keeps them within a number of
-tokens of the generator's own tokenizer. A word is never cut unless it alone is longer than a chunk.
+A chunk ends at the largest natural border (section, paragraph, sentence, word) that keeps it within a number of tokens
+of the generator's own tokenizer. A word is split only if it alone is longer than a chunk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MIN_CHUNK_TOKENS = 8
 
 
 def chunk_tokens(codec: TextCodec, text: str) -> tuple[int, ...]:
-    """What the packet of a chunk of this text holds: its tokens and the separator behind them."""
+    """Return the tokens in the packet of a chunk with this text: those of the text and of the separator after it."""
     return codec.plain(text) + codec.separator
 
 
 class Splitter:
-    """Splits documents by tokens of one model's tokenizer."""
+    """Splits documents into chunks. Lengths are counted in tokens of one model's tokenizer."""
 
     def __init__(self, model: Engine, chunk_tokens: int = DEFAULT_CHUNK_TOKENS) -> None:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -42,7 +42,7 @@ class Splitter:
         )
 
     def split(self, document: Document) -> list[Chunk]:
-        """Cut a document into chunks. The same document always gives the same chunks with the same ids."""
+        """Split a document into chunks. The same document always results in the same chunks with the same ids."""
         splitter = self._markdown if document.markdown else self._plain
         pieces = [(0, document.text)] if document.whole else splitter.chunk_indices(document.text)
         chunks: list[Chunk] = []

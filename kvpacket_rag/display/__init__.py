@@ -1,4 +1,5 @@
-"""What notebooks and terminals show: HTML, progress bars, the console, plots.
+"""Output for notebooks and terminals: HTML, progress bars, the console, plots.
 
-Pure functions of plain values where possible; nothing here computes an answer. It imports `errors` and `events`.
+Functions are pure and take plain values where possible. Nothing here computes an answer. This part imports `errors` and
+`events`.
 """

@@ -1,7 +1,7 @@
-"""Answers, comparisons and stores as HTML, for notebooks: pure functions from plain values to text.
+"""HTML of answers, comparisons and stores for notebooks. All functions are pure and turn plain values into text.
 
-Every text is escaped, nothing runs or is fetched, and colours are such as can be told apart on light and on dark ground;
-whatever a colour says stands beside it in words.
+Every text is escaped, and the HTML runs no scripts and fetches nothing. Colours can be distinguished on light and dark
+backgrounds, and everything that a colour shows is also written in words.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from html import escape
 __all__ = ["answer_html", "comparison_html", "milliseconds", "progress_html", "store_html"]
 
 COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#cc79a7")
-"""Of the parts of a bar, in order; from the palette of Okabe and Ito, made for every kind of colour vision."""
+"""Colours of the parts of a bar, in order, from the palette of Okabe and Ito for every kind of colour vision."""
 SMALL = "font-size:90%;opacity:.85"
 
 
 def milliseconds(seconds: float) -> str:
-    """Give a time in milliseconds, with a decimal where it is short."""
+    """Return a time in milliseconds, with one decimal below 10 ms."""
     value = 1000 * seconds
     return f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
@@ -32,10 +32,11 @@ def answer_html(
     sources: Sequence[tuple[str, str]] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """Show an answer with where it came from and what it cost.
+    """Return the HTML of an answer with its sources and its cost.
 
-    method: "packet" or "full". tokens: numbers of tokens of the prompt, by where they came from. steps: seconds, by step.
-    first_token: seconds until it. sources: (heading, passage), best first. notes: sentences.
+    method: "packet" or "full". tokens: tokens of the prompt, by where their states came from, each as (label, tokens).
+    steps: durations, each as (name, seconds). first_token: seconds until the first token.
+    sources: (heading, passage), best first. notes: sentences about what made the answer slower or worse.
     """
     how = "From packets" if method == "packet" else "With full prefill"
     counted = [(f"{count:,} {name}", float(count)) for name, count in tokens]
@@ -51,10 +52,11 @@ def answer_html(
 
 
 def comparison_html(question: str, verdict: str, difference: Sequence[tuple[str, str]], sides: Sequence[str]) -> str:
-    """Show two answers side by side, each given as the HTML of `answer_html`.
+    """Return the HTML of two answers side by side.
 
-    verdict: which was faster and whether they agree, in words. difference: ("both", "full" or "packet", words), in order;
-    empty where the answers agree.
+    verdict: a sentence that says which was faster and whether they agree.
+    difference: ("both", "full" or "packet", words), in order, or empty if the answers agree.
+    sides: the HTML of each answer, from `answer_html`.
     """
     marks = {
         "full": '<del title="with full prefill only">{}</del>',
@@ -72,7 +74,7 @@ def comparison_html(question: str, verdict: str, difference: Sequence[tuple[str,
 
 
 def store_html(location: str, namespace: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Show a store as a table."""
+    """Return the HTML of a store as a table."""
     left = 'style="text-align:left"'
     cells = "".join(
         f'<tr><th scope="row" {left}>{escape(name)}</th><td {left}>{escape(value)}</td></tr>'
@@ -85,27 +87,27 @@ def store_html(location: str, namespace: str, rows: Sequence[tuple[str, str]]) -
 
 
 def progress_html(title: str, done: int, total: int | None, text: str = "") -> str:
-    """Show how far something is; a total of None is not known."""
+    """Return the HTML of a progress bar. A total of None means that the total is not known."""
     count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
     label = escape(" ".join(part for part in (title, count, text) if part))
-    # Of nothing, all is done; without a value the browser shows that the end is not known.
+    # A total of 0 is shown as complete. Without a value, the browser shows that the total is not known.
     value = "" if total is None else f' max="{total or 1}" value="{done if total else 1}"'
     return _frame(f'<progress aria-label="{label}"{value}></progress> {label}')
 
 
 def _frame(*parts: str) -> str:
-    # Notebooks typeset what stands between two dollar signs as mathematics unless a class forbids it; prices are none.
+    # Notebooks typeset text between two dollar signs, for example two prices, as mathematics. These classes prevent it.
     classes = "tex2jax_ignore mathjax_ignore"
     return f'<div class="{classes}" style="max-width:60em;line-height:1.4">{"".join(parts)}</div>'
 
 
 def _lines(text: str, more: str = "") -> str:
-    """Text with its line breaks."""
+    """Return the HTML of a text that keeps its line breaks."""
     return f'<div style="white-space:pre-wrap;overflow-wrap:anywhere;{more}">{escape(text)}</div>'
 
 
 def _bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
-    """A bar of parts, each (what it is, with its number; its size), with what they are below it."""
+    """Return the HTML of a bar with a legend below it. parts: (label with its number, size)."""
     whole = sum(size for _, size in parts) or 1.0
     pieces = [(escape(name), 100 * size / whole, colour) for (name, size), colour in zip(parts, COLOURS, strict=False)]
     bar = "".join(

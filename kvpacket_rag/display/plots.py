@@ -1,4 +1,4 @@
-"""Pictures of reports; the one place that knows matplotlib, which is optional."""
+"""Plots of reports. Only this module uses matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["check_plots", "new_figure"]
 
 
 def check_plots() -> None:
-    """Raise `MissingDependencyError` if pictures cannot be drawn, before long work is begun."""
+    """Raise `MissingDependencyError` if plots cannot be drawn. Call this before long work begins."""
     require("matplotlib", extra="bench", purpose="Drawing the report")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Make an empty matplotlib figure (inches) that needs no display."""
+    """Return an empty matplotlib figure (width and height in inches) that needs no display."""
     figures = require("matplotlib.figure", extra="bench", purpose="Drawing the report")
     return figures.Figure(figsize=(width, height), layout="constrained")

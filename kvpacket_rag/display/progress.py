@@ -1,4 +1,4 @@
-"""How far long work is, shown in notebooks and in terminals."""
+"""Progress bars for notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kvpacket_rag.events import BuildProgress
 __all__ = ["ProgressBar", "progress_bar", "quiet_loading"]
 
 BETWEEN = 0.1
-"""Seconds between two pictures in a notebook, each of which is a message to the browser."""
+"""Minimum seconds between two updates in a notebook. Each update is a message to the browser."""
 
 
 class ProgressBar:
-    """Told how far something is; fits every `progress` parameter of a store."""
+    """A callable that shows progress. It can be passed to every `progress` parameter of a store."""
 
     def __init__(self, draw: Callable[[int, int | None, str], None]) -> None:
-        """Use `progress_bar`."""
+        """Use `progress_bar` to create one."""
         self._draw = draw
 
     def __call__(self, done: BuildProgress | int, total: int | None = None) -> None:
-        """Show the progress of a build, or `done` of `total`; a total of None is not known."""
+        """Show the progress of a build, or `done` of `total`. A total of None means that the total is not known."""
         if isinstance(done, BuildProgress):
             rate = done.tokens / max(done.seconds, 1e-9)
             said = f"documents, {done.chunks:,} chunks encoded, {rate:,.0f} tokens/s" if done.chunks else "documents"
@@ -37,9 +37,10 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(title: str = "") -> Iterator[ProgressBar]:
-    """Show a bar while a block runs, in a notebook below its cell, in a terminal on the error stream.
+    """Show a progress bar while a block runs: below the cell in a notebook, on the error stream in a terminal.
 
-    The block tells it how far it is: `with progress_bar("Adding") as bar:`, then `kb.add(documents, progress=bar)`.
+    The block reports its progress to the bar: `with progress_bar("Adding") as bar:`, then
+    `kb.add(documents, progress=bar)`.
     """
     with _in_notebook(title) if err.is_jupyter else _in_terminal(title) as draw:
         yield ProgressBar(draw)
@@ -54,7 +55,7 @@ def _in_terminal(title: str) -> Iterator[Callable[[int, int | None, str], None]]
 
 @contextmanager
 def _in_notebook(title: str) -> Iterator[Callable[[int, int | None, str], None]]:
-    # Not with rich, whose bars need widgets, which many notebooks do not have.
+    # This does not use rich, because its bars need widgets, which many notebooks lack.
     jupyter: Any = importlib.import_module("IPython.display")
     last: tuple[int, int | None, str] = (0, None, "")
     drawn = time.monotonic()
@@ -75,7 +76,7 @@ def _in_notebook(title: str) -> Iterator[Callable[[int, int | None, str], None]]
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Hide the progress bars of transformers inside the block, and put the setting back."""
+    """Hide the progress bars of transformers inside the block, and restore the setting afterwards."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""What the command prints: answers, reports and progress bars."""
+"""Console output of the command: answers, reports and progress bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def bar(*columns: str) -> Progress:
-    """Make a progress bar on the error stream, with more columns of text."""
+    """Return a progress bar on the error stream, with additional text columns."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     texts = [TextColumn(column) for column in columns]

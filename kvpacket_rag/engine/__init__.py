@@ -1,4 +1,5 @@
-"""What runs a model: the `Engine` protocol, assembly of contexts, prompts as token ids, and one folder for each library.
+"""Engines that run a model: the `Engine` protocol, context assembly, prompts as token ids, and one folder per library.
 
-All code above uses a model through `protocol.Engine` alone. It imports `errors`, `display.progress` and `packets`, never documents or stores.
+The parts above use a model only through `protocol.Engine`. This part imports `errors`, `display.progress` and
+`packets`, but never documents or stores.
 """

@@ -1,4 +1,4 @@
-"""The token ids of an anchor for a model, and how packets behind it are made."""
+"""Token ids of an anchor for a model, and the specification of packets that are encoded after it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["PacketSpec", "anchor_ids", "encode_in_place"]
 
 
 def anchor_ids(model: Engine, anchor: Anchor, texts: Sequence[str] = ()) -> tuple[int, ...]:
-    """Token ids of an anchor for a model; ids below zero stand for the embeddings of its adapter's anchor.
+    """Return the token ids of an anchor for a model. Ids below zero stand for the embeddings of its adapter's anchor.
 
-    texts: the passages of a corpus anchor. Raises `InputError` for the trained anchor of an adapter that has none, or
-    a corpus anchor without texts.
+    texts: the passages of a corpus anchor. Raises `InputError` for a trained anchor if the adapter has none, and for a
+    corpus anchor without texts.
     """
     if anchor is Anchor.NONE:
         return ()
@@ -31,13 +31,13 @@ def anchor_ids(model: Engine, anchor: Anchor, texts: Sequence[str] = ()) -> tupl
         count = len(model.adapter.anchor)
         if not count:
             raise InputError(
-                f"The trained anchor needs an adapter with one, and {model.name} has none loaded. Load such an adapter, or "
+                f"The trained anchor needs an adapter that has an anchor, but {model.name} has no such adapter loaded. Load one, or "
                 f"choose the anchor {Anchor.PASSAGES.value!r}."
             )
         return opening + tuple(range(-1, -1 - count, -1))
     if anchor is Anchor.CORPUS and not texts:
         raise InputError(
-            "The corpus anchor is made of the store's own documents: `kvpacket tune-anchor KB` chooses it."
+            "The corpus anchor needs passages from the store's own documents. Run `kvpacket tune-anchor KB` to select them."
         )
     passages = (
         model.text.plain(passage) + model.text.separator for passage in (texts if anchor is Anchor.CORPUS else PASSAGES)
@@ -48,13 +48,16 @@ def anchor_ids(model: Engine, anchor: Anchor, texts: Sequence[str] = ()) -> tupl
 def encode_in_place(
     model: Engine, chunks: Sequence[Sequence[int]], *, first: Sequence[int], later: Sequence[int]
 ) -> list[Packet]:
-    """Make the packets of chunks for the places they stand in: the first behind its own anchor, the others behind theirs."""
+    """Encode chunks into packets for their places in a context.
+
+    first: anchor of the first chunk. later: anchor of the other chunks.
+    """
     return model.encode(chunks[:1], anchor=first) + model.encode(chunks[1:], anchor=later)
 
 
 @dataclass(frozen=True, eq=False)
 class PacketSpec:
-    """How packets for one place in the context are made."""
+    """How packets for one place in a context are encoded and stored."""
 
     anchor: Anchor
     anchor_ids: tuple[int, ...]
@@ -65,6 +68,9 @@ class PacketSpec:
     def of(
         cls, model: Engine, anchor: Anchor, storage: Storage, texts: Sequence[str] = (), namespace: str = DEFAULT_NAMESPACE
     ) -> PacketSpec:  # fmt: skip
-        """Give the spec of packets behind `anchor` (a corpus anchor of `texts`), stored as `storage`."""
+        """Return the spec of packets that are encoded after `anchor` and stored as `storage`.
+
+        texts: the passages of a corpus anchor.
+        """
         ids = anchor_ids(model, anchor, texts)
         return cls(anchor, ids, model.fingerprint(namespace=namespace, anchor=ids, storage=storage.name), storage)

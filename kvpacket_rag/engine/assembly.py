@@ -1,8 +1,8 @@
-"""Packets to context: one allocation, every state read once and written once.
+"""Assembly of packets into a context, with one allocation. Every state is read once and written once.
 
-`assemble` places packets, and leaves room for text that stands between them, which `ask` reads in one pass with the
-question; `prefill` computes the same tokens from scratch. Both give a `Context`, and whatever
-reads a context cannot tell which one made it.
+`assemble` places packets and leaves room for the text between them. `ask` computes that text in one pass together with
+the question. `prefill` computes the same tokens from scratch. `assemble` and `prefill` both produce a `Context`, and
+code that uses a context cannot tell which of them made it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from kvpacket_rag.packets.packet import Packet
 __all__ = ["SOFT_TOKEN", "Context", "Method", "Need", "Segment", "ask", "assemble", "fit", "prefill"]
 
 SOFT_TOKEN = -1
-"""Stands for a header, trailer or bridge slot in lists of token ids."""
+"""Marks a header, trailer or bridge slot in lists of token ids."""
 
 
 @dataclass(eq=False)
 class Context:
-    """A cache ready for the question, with the ids of the tokens in it."""
+    """A KV cache that is ready for the question, with the ids of the tokens in it."""
 
     cache: ContextCache
     token_ids: list[int]
-    """Real token ids of every filled slot; `SOFT_TOKEN` where an embedding has none."""
+    """Token ids of all filled slots. Slots of embeddings without a token id have `SOFT_TOKEN`."""
     reused: int
-    """Slots filled from packets or from a kept prefix."""
+    """Number of slots filled from packets or from a cached prefix."""
     computed: int
-    """Slots filled by running the model for this context."""
+    """Number of slots filled by running the model for this context."""
     pending: list[int] = field(default_factory=list)
-    """Slots of text between packets, whose states `ask` computes together with the question's."""
+    """Slots of text between packets. `ask` computes their states together with those of the question."""
 
 
 Segment = Packet | tuple[int, ...]
-"""A piece of a context: a packet, or token ids of text that has none."""
+"""A piece of a context: a packet, or the token ids of text that has no packet."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Slots a question takes besides its packets."""
+    """Numbers of slots that a question needs besides its packets."""
 
     prefix: int
     tail: int
@@ -54,20 +54,21 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total number of slots."""
         return self.prefix + self.tail + self.answer
 
 
 def fit(lengths: Sequence[int], need: Need, limit: int) -> int:
-    """Say how many packets, given by length in order of rank, fit into `limit` positions; the lowest ranked are left out.
+    """Return how many packets fit into `limit` positions. The packets with the lowest rank are left out.
 
-    Raises `BudgetError` with the numbers when not even the question fits.
+    lengths: lengths of the packets in order of rank. Raises `BudgetError` with the numbers if not even the question
+    fits.
     """
     room = limit - need.total
     if room < 0:
         raise BudgetError(
             f"The question does not fit: prefix {need.prefix} + question {need.tail} + answer {need.answer} = {need.total} tokens, "
-            f"the model has {limit} positions. Shorten the question or lower max_new_tokens."
+            f"but the model has {limit} positions. Shorten the question or lower max_new_tokens."
         )
     totals = itertools.accumulate(lengths)
     return sum(1 for total in totals if total <= room)
@@ -85,11 +86,12 @@ def assemble(
     room: int,
     cache: ContextCache | None = None,
 ) -> Context:
-    """Place the prefix and packets one after another, keys turned to their new positions.
+    """Place the prefix and the packets one after another, with the keys rotated to their new positions.
 
-    prefix: opens many contexts; its states are kept for the next. segments: packets, and text between them, which
-    is computed by `ask`. room: slots to leave for question and answer. cache: an empty cache of one row to fill,
-    default a new one. The packets are only read.
+    The packets are not modified.
+    prefix: token ids that open many contexts. Their states are cached for the next context. segments: packets, and the
+    text between them, which `ask` computes. room: number of slots to leave for question and answer. cache: an empty
+    cache of one row to fill. The default is a new one.
     """
     length = len(prefix) + sum(_length(segment) for segment in segments)
     _check(model, length + room)
@@ -135,9 +137,10 @@ def prefill(
 
 
 def ask(model: Engine, context: Context, tail: Sequence[int], *, bridge: Tensor | None = None) -> Tensor:
-    """Run the question over a context, with the bridge before it; returns the logits [1, vocabulary] of its last token.
+    """Run the question over a context, with the bridge before it.
 
-    What stands between packets and was not computed yet is run in the same pass.
+    Text between packets that is not computed yet runs in the same pass. Returns the logits [1, vocabulary] of the last
+    token of the question.
     """
     soft = 0 if bridge is None else len(bridge)
     ids = [SOFT_TOKEN] * soft + list(tail)
@@ -161,5 +164,5 @@ Method = Literal["packet", "full"]
 def _check(model: Engine, total: int) -> None:
     if total > model.max_positions:
         raise BudgetError(
-            f"The context needs {total} positions, the model has {model.max_positions}. Use fewer or shorter chunks."
+            f"The context needs {total} positions, but the model has {model.max_positions}. Use fewer or shorter chunks."
         )

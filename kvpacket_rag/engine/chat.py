@@ -1,8 +1,8 @@
-"""Text to token ids: chat templates split around the context, and text that stays text.
+"""Text to token ids: chat templates that are split around the context, and user text that stays text.
 
-Nothing a document, question or message says can become a special token: user text never passes through the
-template. The template is rendered once with marks in the places of user text, cut at the marks, and the pieces
-are tokenised apart: template pieces with special tokens, user text without.
+Nothing in a document, question or message can become a special token, because user text never passes through the
+template. The template is rendered once with marks in the places of user text, and split at the marks. The pieces are
+tokenised separately: template pieces with special tokens, user text without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvpacket_rag.errors import InputError, ModelLoadError, check_kind, check_qu
 __all__ = ["SEPARATOR", "Prompt", "PromptStyle", "TextCodec"]
 
 SEPARATOR = "\n\n"
-"""Follows every chunk inside its packet, so that documents do not run into each other."""
+"""Text that follows every chunk inside its packet, so that documents do not run into each other."""
 
 ROLES = ("system", "user", "assistant")
 
@@ -34,20 +34,20 @@ PLAIN_TEMPLATE = """{% for message in messages %}{% if message['role'] == 'syste
 {% else %}Answer: {{ message['content'] }}
 
 {% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"""
-"""For models that bring no chat template: the system text, then turns as plain lines, then "Answer:"."""
+"""Template for models without a chat template: the system text, then turns as plain lines, then "Answer:"."""
 PLAIN_STOP = ("\n\n", "\nQuestion:")
-"""Such models know no end of a turn and go on with text of their own: their answer ends at the first empty line."""
+"""Such models do not end a turn and continue with text of their own. Their answer ends at the first of these texts."""
 
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The words around documents and question. Change them by making another `PromptStyle`."""
+    """The words around documents and question. To change them, create another `PromptStyle`."""
 
     system: str = "You answer questions from the documents you are given."
     opening: str = ""
-    """Opens the user turn, before the first document."""
+    """Text that opens the user turn, before the first document."""
     closing: str = "Using the text above, answer the question.\nQuestion: "
-    """Between the last document and the question."""
+    """Text between the last document and the question."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Prompt:
     prefix: tuple[int, ...]
     """Everything before the first packet."""
     tail: tuple[int, ...]
-    """Everything after the last: closing words, question, and the opening of the answer."""
+    """Everything after the last packet: closing words, question, and the opening of the answer."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer besides the model's own end tokens."""
+    """Texts that end an answer, besides the model's own end tokens."""
 
 
 def _piecewise(backend: Tokenizer) -> Tokenizer:
-    """Copy a tokenizer for pieces of text that are put together afterwards.
+    """Copy a tokenizer for pieces of text that are joined after tokenisation.
 
-    The copy adds no opening token and no space in front (as sentencepiece does at the start of a text), and neither
-    cuts nor pads.
+    The copy adds no opening token and no leading space (as sentencepiece does at the start of a text). It neither
+    truncates nor pads.
     """
 
     def without_front_space(part: Any) -> Any:
@@ -89,10 +89,10 @@ def _is_prepend(part: Any) -> bool:
 
 
 class TextCodec:
-    """Token ids of one tokenizer; safe to use from several threads."""
+    """Converts text to token ids and back with one tokenizer. Several threads may use one codec."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Take a tokenizer of the tokenizers library. Raises `ModelLoadError` for one of another kind."""
+        """Create a codec for a tokenizer of the tokenizers library. Raises `ModelLoadError` for other tokenizers."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelLoadError(
@@ -100,7 +100,7 @@ class TextCodec:
                 'tokenizers library (a "fast" one). Convert it, or choose another model.'
             )
         self.tokenizer = tokenizer
-        # Copies of our own: switches on the shared one (special tokens, truncation) belong to whoever uses it.
+        # Both are copies, so that users of the shared tokenizer do not share settings (special tokens, truncation).
         self.counter = _piecewise(backend)
         self.counter.encode_special_tokens = True
         self._template = _piecewise(backend)
@@ -117,9 +117,9 @@ class TextCodec:
         return self.plain(SEPARATOR)
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Tokenise user text; special tokens and chat markers written in it become ordinary characters.
+        """Tokenise user text. Special tokens and chat markers written in it become ordinary characters.
 
-        Markers are cut inside, so that no tokenizer setting can join them again.
+        Each marker is split after its first character, so that no tokenizer setting can join them again.
         """
         pieces = []
         start = 0
@@ -131,16 +131,16 @@ class TextCodec:
         return tuple(i for piece in pieces if piece for i in self.counter.encode(piece, add_special_tokens=False).ids)
 
     def template(self, text: str) -> tuple[int, ...]:
-        """Tokenise a piece of the chat template; special tokens are recognised, none is added."""
+        """Tokenise a piece of the chat template; special tokens are recognised, but none is added."""
         return tuple(self._template.encode(text, add_special_tokens=False).ids) if text else ()
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         return str(self._template.decode(list(ids), skip_special_tokens=skip_special))
 
     @property
     def has_template(self) -> bool:
-        """Whether the tokenizer brings a chat template of its own."""
+        """Whether the tokenizer has a chat template of its own."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
@@ -152,10 +152,10 @@ class TextCodec:
         )
 
     def _render_any(self, messages: list[dict[str, str]]) -> str:
-        """Render; templates without a system role get the system text at the start of the first user turn."""
+        """Render messages. If the template has no system role, the system text opens the first user turn."""
         try:
             rendered = self._render(messages)
-        except Exception:  # templates refuse by raising jinja2 errors of several kinds
+        except Exception:  # templates reject messages with several kinds of jinja2 errors
             rendered = ""
         wanted = [m["content"] for m in messages]
         if all(content in rendered for content in wanted):
@@ -164,11 +164,11 @@ class TextCodec:
             first = {"role": "user", "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
             return self._render_any([first, *messages[2:]])
         raise InputError(
-            "The model's chat template cannot hold these messages. Give user and assistant turns in alternation, the user's first."
+            "The model's chat template cannot hold these messages. Give alternating user and assistant turns, starting with a user turn."
         )
 
     def _runs(self, rendered: str, contents: Sequence[Sequence[str | None]]) -> list[tuple[int, ...]]:
-        """Token ids of a rendered template, cut at every place kept free."""
+        """Return the token ids of a rendered template, split at every placeholder."""
         runs: list[list[int]] = [[]]
         for index, piece in enumerate(_MARKED.split(rendered)):
             if index % 2 == 0:
@@ -182,7 +182,7 @@ class TextCodec:
         return [tuple(run) for run in runs]
 
     def _one_bos(self, prefix: tuple[int, ...]) -> tuple[int, ...]:
-        """Start with the sequence-opening token exactly once, if this tokenizer opens sequences at all."""
+        """Make the prefix start with the sequence-opening token exactly once, if this tokenizer opens sequences."""
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return prefix
@@ -194,15 +194,16 @@ class TextCodec:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end an answer besides the model's own end tokens."""
+        """Texts that end an answer, besides the model's own end tokens."""
         return () if self.has_template else PLAIN_STOP
 
     def conversation(self, turns: Sequence[tuple[str, Sequence[str | None]]]) -> list[tuple[int, ...]]:
-        """Give the token ids of a conversation, up to the opening of the next answer, around the places kept free.
+        """Return the token ids of a conversation, up to the opening of the next answer, split at its placeholders.
 
-        turns: (role, content), oldest first; a role is system, user or assistant, a content pieces of text and None
-        for each place kept free. Neighbours of one role are joined. Returns one run of ids more than there are
-        places; runs may be empty. Raises `InputError` for another role, or turns the chat template cannot hold.
+        turns: (role, content) pairs, oldest first. A role is system, user or assistant. A content is a sequence of
+        texts, with None for each placeholder. Consecutive turns of the same role are joined. Returns runs of ids, one
+        more than there are placeholders. Runs may be empty. Raises `InputError` for another role, or for turns that the
+        chat template cannot hold.
         """
         contents: list[Sequence[str | None]] = []
         messages: list[dict[str, str]] = []
@@ -221,10 +222,10 @@ class TextCodec:
     def prompt(
         self, question: str, *, style: PromptStyle | None = None, history: Sequence[Mapping[str, str]] = ()
     ) -> Prompt:
-        """Split the rendered chat template at the place of the context.
+        """Build the prompt of a question: the rendered chat template, split at the place of the context.
 
-        history: earlier turns, `{"role": "user" | "assistant", "content": ...}`, oldest first; they stand before
-        the documents, which belong to the last user turn. Neighbours of one role are joined.
+        history: earlier turns, `{"role": "user" | "assistant", "content": ...}`, oldest first. They stand before
+        the documents, which belong to the last user turn. Consecutive turns of the same role are joined.
         Raises `InputError` for an empty question or an unknown role.
         """
         style = style or PromptStyle()
@@ -237,7 +238,7 @@ class TextCodec:
             role, content = turn.get("role"), turn.get("content")
             if role not in ROLES or not isinstance(content, str):
                 raise InputError(
-                    f"A history turn needs a role of system, user or assistant and a content of text; got {role!r} with {type(content).__name__}."
+                    f"A history turn needs the role system, user or assistant and a text as its content; got the role {role!r} and a content of type {type(content).__name__}."
                 )
             turns.append((role, [content]))
         turns.append(("user", [style.opening, None, style.closing + question]))

@@ -1,4 +1,4 @@
-"""Whose turn it is: a lock that is handed on in the order it was asked for."""
+"""A fair lock: threads acquire it in the order in which they asked for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FairLock"]
 
 
 class FairLock:
-    """A re-entrant lock whose waiters come in order, so that no thread that asks again and again keeps others out."""
+    """A re-entrant lock that threads acquire in the order of their requests, so that no thread starves the others."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -27,8 +27,8 @@ class FairLock:
             ticket.acquire()
             self._waiting.append((thread, ticket))
         try:
-            ticket.acquire()  # until the owner hands the turn on
-        except BaseException:  # interrupted: leave the queue, or pass on what was just handed over
+            ticket.acquire()  # until the owner passes the lock on
+        except BaseException:  # interrupted: leave the queue, or pass the lock on if this thread just received it
             with self._guard:
                 if (thread, ticket) in self._waiting:
                     self._waiting.remove((thread, ticket))
@@ -44,7 +44,7 @@ class FairLock:
                 self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give the turn to who waits longest, if anybody does."""
+        """Pass the lock to the thread that has waited longest, if any thread is waiting."""
         self._owner, self._depth = None, 0
         if self._waiting:
             self._owner, ticket = self._waiting.popleft()

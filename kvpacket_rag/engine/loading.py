@@ -11,9 +11,11 @@ __all__ = ["load_engine"]
 def load_engine(name: str, *, dtype: str | None = None, adapter: Adapter | str | None = SHIPPED) -> Engine:
     """Load a model by catalogue name, Hugging Face id, folder or GGUF file.
 
-    dtype: the number format that the model computes in; default the fastest native one. adapter: default the one that
-    comes with the package for this model, if any. Raises `ModelLoadError` if nothing can be loaded under that name,
-    `UnsupportedModelError` if the model's cached states cannot be moved.
+    dtype: the number format that the model computes in. The default is the fastest native one. adapter: an adapter, the
+    path of an adapter file, or None. The default is the adapter that comes with the package for this model, if there is
+    one.
+    Raises `ModelLoadError` if no model can be loaded under that name, and `UnsupportedModelError` if the model's cached
+    states cannot be moved.
     """
     from kvpacket_rag.engine.transformers.packet_model import PacketModel
 

@@ -1,7 +1,8 @@
-"""`Engine`: everything that the code above this part uses of a model, whichever library runs it.
+"""The `Engine` protocol: everything that the parts above use of a model, whichever library runs it.
 
-An engine encodes chunks behind an anchor, places packets in a cache, runs tokens over it, and describes the model. The
-scheduler, the store and the answering parts know this protocol and no engine. Shape letters: B rows, T tokens.
+An engine encodes chunks after an anchor, places packets in a cache, runs tokens over it, and describes the model. The
+scheduler, the store and the answering parts use this protocol and do not depend on any particular engine. Shape
+letters: B rows, T tokens.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class ContextCache(Protocol):
         """Append states to every row. Their keys are rotated by `delta` positions."""
 
     def reserve(self, count: int) -> None:
-        """Count the next `count` slots as filled. Their states must be written before anything reads them."""
+        """Count the next `count` slots as filled. Their states must be written before they are used."""
 
     def clear(self, start: int, stop: int, row: int) -> None:
         """Set slots [start, stop) of a row to zero, so that masked slots hold no NaN."""
 
     def view(self, row: int, start: int, length: int = 0) -> ContextCache:
-        """Return one row from slot `start` on as a cache of its own that shares the memory and has `length` filled slots."""
+        """Return one row from slot `start` on as a cache. It shares the memory and has `length` filled slots."""
 
     def filled(self, length: int) -> ContextCache:
         """Return a cache that shares the memory and counts the first `length` slots as filled."""
@@ -57,7 +58,7 @@ class Engine(Protocol):
 
     @property
     def source(self) -> str:
-        """What loads the model again: a name, an id or an absolute path."""
+        """Name, id or absolute path from which the model can be loaded again."""
 
     @property
     def text(self) -> TextCodec:
@@ -89,41 +90,42 @@ class Engine(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where logits are computed."""
+        """Device that computes the logits."""
 
     def with_adapter(self, adapter: Adapter | None) -> Engine:
-        """Return the same model with another adapter, or with none. Raises `AdapterError` if it is for another model."""
+        """Return the same model with another adapter or none. Raises `AdapterError` for an adapter of another model."""
 
     def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: str) -> Fingerprint:
-        """Return what packets depend on that are encoded behind `anchor` and stored as `storage`."""
+        """Return the fingerprint of packets that are encoded after `anchor` and stored as `storage`."""
 
     def encode(
         self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
     ) -> list[Packet]:
-        """Encode chunks, given as token ids, into packets, in order."""
+        """Encode chunks, given as token ids, into packets. The packets are in the order of the chunks."""
 
     def encode_each(
         self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
     ) -> Iterator[tuple[int, Packet]]:
-        """Encode chunks many at a time, and yield (index, packet) as each batch ends."""
+        """Encode chunks in batches, and yield (index, packet) for each chunk when its batch ends."""
 
     def prefix_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
         """Return the states of a token sequence that opens many contexts. They are computed once and then cached."""
 
     def has_prefix_states(self, ids: Sequence[int]) -> bool:
-        """Whether `prefix_states` of these ids are in the cache."""
+        """Return whether the `prefix_states` of these ids are cached."""
 
     def allocate(self, slots: int, rows: int = 1) -> ContextCache:
-        """Make an empty cache for `rows` contexts of up to `slots` tokens."""
+        """Allocate an empty cache for `rows` contexts of up to `slots` tokens."""
 
     def forward(
         self, cache: Any, ids: Sequence[int] | Tensor, *, bridge: Tensor | None = None, positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Run tokens behind the filled slots and write their states.
+        """Run tokens after the filled slots and write their states.
 
-        ids: n token ids, or [B, n]. bridge: embeddings [m, hidden] that run before them. positions: [B, n], default the
-        slots. mask: [B, filled + n], 0 at slots to ignore. Returns float32 logits [B, vocabulary] of the last token.
+        ids: n token ids, or a tensor [B, n]. bridge: embeddings [m, hidden] that run before the tokens. positions:
+        position of each token, [B, n]. The default is the number of its slot. mask: a tensor [B, filled + n] that is 0
+        at slots to ignore. Returns float32 logits [B, vocabulary] of the last token.
         """
 
     def logits(
@@ -135,8 +137,9 @@ class Engine(Protocol):
     def recompute(self, cache: Any, slots: Tensor, ids: Tensor, *, soft: Tensor | None = None, keep: int = 0) -> Tensor:
         """Run tokens `ids` [n] at filled or reserved slots `slots` [n] of one context, and write their states there.
 
-        soft: embeddings [m, hidden] of the m ids below 0. Returns float32 logits [keep, vocabulary] of the last tokens.
+        soft: embeddings [m, hidden] of the m ids below 0. Returns float32 logits [keep, vocabulary] of the last `keep`
+        tokens.
         """
 
     def synchronize(self) -> None:
-        """Wait until the device has finished, so that a clock measures the work."""
+        """Wait until the device has finished its work, so that time measurements are correct."""

@@ -1,4 +1,4 @@
-"""Paths that may be set from the environment; everything else is an argument."""
+"""Paths that can be set by environment variables. All other settings are arguments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Settings"]
 
 
 class Settings(BaseSettings):
-    """Where the package keeps what it fetches. Environment: `KVPACKET_HOME`."""
+    """Where the package stores its downloads. The environment variable is `KVPACKET_HOME`."""
 
     model_config = SettingsConfigDict(env_prefix="KVPACKET_")
 
     home: Path = Path.home() / ".cache" / "kvpacket"
-    """Cache folder; may be deleted at any time."""
+    """Cache folder. It may be deleted at any time."""
 
     @property
     def model_folder(self) -> Path:
-        """Folder of fetched models."""
+        """Folder of downloaded models."""
         return self.home / "models"

@@ -1,4 +1,5 @@
-"""What a packet is, and everything it is named and stored by: fingerprint, anchor, adapter, number formats, rotation, bytes.
+"""Packets and the values that identify and store them: fingerprint, anchor, adapter, number formats, rotation, codec.
 
-Pure values and functions on tensors. Nothing here knows a model, a file or a database. It imports only `errors`.
+This part consists of values and of functions on tensors. It does not depend on models, stores or databases, and it
+imports only `errors`.
 """

@@ -1,9 +1,14 @@
-"""Trained input embeddings around chunks and before the question (KV Packet, arXiv 2604.13226, section 3).
+"""Adapters: trained input embeddings around chunks and before the question (KV Packet, arXiv 2604.13226, section 3).
 
-An adapter has up to four parts, each possibly empty: `header` and `trailer` stand in every packet, before and
-after its chunk; `bridge` stands between the last packet and the question and is computed with the question, so
-that changing it rebuilds no packet; `anchor` stands before the chunk when its packet is made and is left out of the
-packet, so that it costs nothing when answering. Files are safetensors with the card as JSON in the metadata.
+An adapter has up to four parts, and each of them may be empty:
+
+- `header` and `trailer` are part of every packet. They stand before and after its chunk.
+- `bridge` stands between the last packet and the question. It is computed with the question, so that a change of the
+  bridge does not require rebuilding packets.
+- `anchor` stands before the chunk while its packet is encoded. It is not part of the packet, so that it costs nothing
+  when answering.
+
+An adapter file is a safetensors file whose metadata holds the card as JSON.
 """
 
 from __future__ import annotations
@@ -30,36 +35,39 @@ __all__ = ["PARTS", "SHIPPED", "Adapter", "AdapterCard", "no_adapter", "shipped_
 PARTS = ("header", "trailer", "bridge", "anchor")
 CARD_KEY = "kvpacket_adapter"
 SHIPPED = "shipped"
-"""Names the adapter that comes with the package."""
+"""The name of the adapter that comes with the package."""
 
 
 @dataclass(frozen=True)
 class AdapterCard:
-    """What an adapter was trained for and how well it did."""
+    """A description of what an adapter was trained for, and of its fidelity."""
 
     architecture: str = ""
-    """Model type of the configuration, such as "llama"."""
+    """Model type in the model's configuration, such as "llama"."""
     model: str = ""
     """Name of the model."""
     tokenizer: str = ""
     """Hash of the tokenizer, as in a packet's fingerprint."""
     weights: str = ""
-    """Hash of the weights; other weights of the same name give a warning, not an error."""
+    """Hash of the weights. A model of the same name with other weights causes a warning, not an error."""
     data: str = ""
-    """Training data, in words."""
+    """Description of the training data."""
     chunk_lengths: tuple[int, int] = (0, 0)
-    """Shortest and longest chunk in training, tokens; (0, 0) if unknown."""
+    """Length of the shortest and of the longest chunk in training, in tokens; (0, 0) if unknown."""
     anchors: tuple[str, str] = ("", "")
-    """What chunks saw in training: the one standing first, and the others."""
+    """The anchors in training: the one of the first chunk, and the one of the other chunks."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Steps, lessons, seed and the like."""
+    """Training settings, such as steps, lessons and seed."""
     fidelity: Mapping[str, float] = field(default_factory=dict)
-    """KL to full prefill per answer token on held-out questions, by domain."""
+    """KL divergence to full prefill per answer token on held-out questions, by domain."""
     without: Mapping[str, float] = field(default_factory=dict)
-    """The same with what training started from: another adapter, or none."""
+    """The same figures for the starting point of training, which was another adapter or no adapter."""
 
     def far_from(self, chunk_tokens: int) -> bool:
-        """Whether chunks of this length are far from all in training: below half the shortest or above twice the longest."""
+        """Return whether a chunk length is far from all lengths in training.
+
+        A length is far if it is below half the shortest or above twice the longest chunk in training.
+        """
         shortest, longest = self.chunk_lengths
         return longest > 0 and not shortest / 2 <= chunk_tokens <= 2 * longest
 
@@ -74,7 +82,7 @@ def _hash(parts: Iterable[Tensor]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Input embeddings [n, hidden] for the four places; n may be 0 in each."""
+    """The input embeddings [n, hidden] of the four parts. n may be 0 for each part."""
 
     header: Tensor
     trailer: Tensor
@@ -95,7 +103,7 @@ class Adapter:
 
     @cached_property
     def packet_hash(self) -> str:
-        """Hash of header and trailer, the parts a packet depends on; "none" if both are empty."""
+        """Hash of header and trailer, the parts that packets depend on; "none" if both are empty."""
         if not len(self.header) and not len(self.trailer):
             return "none"
         return _hash((self.header, self.trailer))
@@ -107,48 +115,50 @@ class Adapter:
 
     @cached_property
     def anchor_hash(self) -> str:
-        """Hash of the anchor, on which packets made behind it depend."""
+        """Hash of the anchor. Packets that are encoded after the anchor depend on it."""
         return _hash((self.anchor,))
 
     @classmethod
     def of(cls, parts: Mapping[str, Tensor], card: AdapterCard | None = None) -> Adapter:
-        """Make an adapter of the parts given by name, at least one; the others are empty."""
+        """Build an adapter from parts given by name. At least one part is needed; the other parts are empty."""
         empty = next(iter(parts.values())).new_empty(0, next(iter(parts.values())).shape[-1])
         return cls(**{name: parts.get(name, empty) for name in PARTS}, card=card or AdapterCard())
 
     def embed_anchor(self, ids: Tensor, embeds: Tensor) -> Tensor:
-        """Put the anchor's embeddings in the places of ids below zero: -1 is the anchor's first, and so on.
+        """Return embeddings in which the anchor's embeddings replace those of the ids below zero.
 
-        ids: [..., T]; embeds: [..., T, hidden], of which those places are replaced.
+        The id -1 stands for the first embedding of the anchor, -2 for the second, and so on.
+        ids: token ids [..., T]. embeds: embeddings of the tokens [..., T, hidden].
         """
         soft = (ids < 0).unsqueeze(-1).to(embeds.device)
         rows = self.anchor.to(embeds)[(-1 - ids).clamp_min(0)]
         return torch.where(soft, rows, embeds)
 
     def surround(self, embeds: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Put header and trailer around chunks given as embeddings [B, T, hidden], of which row i has `lengths[i]` tokens.
+        """Add the header and trailer embeddings around chunks.
 
-        Returns [B, header + T + trailer, hidden]; each row's trailer stands right behind its own last token.
+        embeds: embeddings of the chunks [B, T, hidden]. lengths: number of tokens of each row.
+        Returns [B, header + T + trailer, hidden]. The trailer of each row directly follows the last token of that row.
         """
         header, trailer = self.header.to(embeds), self.trailer.to(embeds)
         rows = zip(embeds, lengths, strict=True)
         return torch.stack([torch.cat((header, row[:length], trailer, row[length:])) for row, length in rows])
 
     def to_bytes(self) -> bytes:
-        """The adapter as the bytes of a safetensors file."""
+        """Return the adapter as the bytes of a safetensors file."""
         tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in PARTS}
         return bytes(save(tensors, metadata={CARD_KEY: json.dumps(self.card.__dict__, default=dict)}))
 
     def save(self, path: str | Path) -> None:
-        """Write the adapter to one safetensors file, whole or not at all."""
-        # Renamed when complete: who reads the old file meanwhile goes on reading it.
+        """Write the adapter to one safetensors file. The file is written completely or not at all."""
+        # The file is renamed when it is complete, so that a process that reads the old file can continue.
         part = Path(f"{path}.part")
         part.write_bytes(self.to_bytes())
         part.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Adapter:
-        """Read an adapter. Raises `AdapterError` if the file is missing, malformed or of another kind."""
+        """Load an adapter from a file. Raises `AdapterError` if the file is missing, malformed or not an adapter."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -159,7 +169,10 @@ class Adapter:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray, name: str) -> Adapter:
-        """Give the adapter of some bytes that messages call `name`. Raises `AdapterError` if they are none."""
+        """Return the adapter that `data` holds.
+
+        name: what error messages call the data. Raises `AdapterError` if the data is not an adapter.
+        """
         try:
             tensors = load(bytes(data))
             (length,) = struct.unpack_from("<Q", data)
@@ -177,7 +190,7 @@ class Adapter:
             ) from error
 
     def check(self, *, architecture: str, hidden_size: int, tokenizer: str, model: str) -> None:
-        """Raise `AdapterError` naming both sides unless the adapter belongs to this model."""
+        """Raise `AdapterError` with the expected and the found value unless the adapter belongs to this model."""
         pairs = {
             "architecture": (self.card.architecture, architecture),
             "hidden size": (self.hidden_size, hidden_size),
@@ -185,7 +198,7 @@ class Adapter:
             "model": (self.card.model, model),
         }
         for name, (expected, found) in pairs.items():
-            # Folders and hubs write one name in several ways; the other three tell models apart, too.
+            # Folders and hubs differ in how they capitalise a name. The other three values distinguish models as well.
             if str(expected).casefold() not in ("", str(found).casefold()):
                 raise AdapterError(
                     f"The adapter was trained for {self.card.model or 'another model'} with {name} {expected!r}; "
@@ -194,15 +207,16 @@ class Adapter:
 
 
 def no_adapter(hidden_size: int) -> Adapter:
-    """The adapter with empty parts."""
+    """Return an adapter whose parts are all empty."""
     return Adapter.of({"header": torch.empty(0, hidden_size)})
 
 
 def shipped_adapter(identity: Mapping[str, Any], kind: str = "packet") -> Adapter | None:
-    """Give the adapter of this package for a model, or None if there is none.
+    """Return the adapter that comes with this package for a model, or None if there is none.
 
-    identity: `PacketModel.adapter_identity`. kind: "packet", the default adapter, trained behind the context anchor;
-    "paper", trained without an anchor as in the KV Packet paper, for comparison.
+    identity: the value of `PacketModel.adapter_identity`. kind: "packet" for the default adapter, which was trained
+    with the context anchor, or "paper" for an adapter that was trained without an anchor as in the KV Packet paper, for
+    comparison.
     """
     for entry in sorted((files("kvpacket_rag.packets") / "adapters").iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(f".{kind}.safetensors"):

@@ -1,8 +1,9 @@
-"""What every chunk sees before it when its packet is made.
+"""Anchors: the fixed context that the model sees before a chunk while the packet of the chunk is encoded.
 
-A chunk encoded alone is written as if nothing stood before it, with an attention sink of its own; one encoded
-behind a fixed neutral context looks like a document in the middle of a prompt. The anchor's states are not part
-of the packet, so it costs nothing when answering. It is fixed for a store and does not follow the prompt.
+A chunk that is encoded alone gets the states of a text with nothing before it, with an attention sink of its own. A
+chunk that is encoded after a fixed neutral context gets the states of a document in the middle of a prompt. The
+anchor's states are not part of the packet, so the anchor costs nothing when answering. It is fixed for a store and does
+not depend on the prompt.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ between three and eight bands. Goods of the first band, such as bread, milk and 
 while those of the last band are charged at up to 30 percent. Critics say that the bands are hard to tell apart; \
 supporters answer that a single rate would cost poor households more than twice as much.""",
 )
-"""Texts about things that do not exist, in the manner of texts that are looked things up in: a place, a person, a term."""
+"""Neutral passages about a place, a person and a term that do not exist, in the style of reference works."""
 
 
 class Anchor(StrEnum):
     """Kinds of anchor."""
 
     PASSAGES = "passages"
-    """The opening of the default prompt and three neutral passages: for chunks that stand among others. The default
-    for models without a trained anchor."""
+    """The opening of the default prompt and three neutral passages, for chunks that follow other chunks. It is the
+    default for models without a trained anchor."""
     OPENING = "opening"
-    """The opening of the default prompt only: for the chunk that stands first, the default there."""
+    """Only the opening of the default prompt, for the chunk that comes first. It is the default for that chunk."""
     TRAINED = "trained"
-    """The opening and the embeddings that an adapter learned in place of passages."""
+    """The opening and the embeddings that an adapter learned to replace the passages."""
     CORPUS = "corpus"
-    """The opening and passages of the store's own documents, as `kvpacket tune-anchor` chooses them."""
+    """The opening and passages from the store's own documents, which `kvpacket tune-anchor` selects."""
     NONE = "none"
-    """Nothing; every chunk is encoded alone, as in the KV Packet paper (arXiv 2604.13226)."""
+    """No anchor. Every chunk is encoded alone, as in the KV Packet paper (arXiv 2604.13226)."""
 
 
 def default_anchors(adapter: Adapter | None) -> tuple[Anchor, Anchor]:
-    """What the chunk that stands first and the others see by default: what they saw when the adapter was trained.
+    """Return the default anchors of the first chunk and of the other chunks: those with which the adapter was trained.
 
-    Without an adapter, or if its card does not say, the opening and the neutral passages.
+    Without an adapter, these are the opening and the neutral passages. They are also used if the adapter's card names
+    no anchors, but then the adapter's own anchor, if it has one, replaces the neutral passages.
     """
     if adapter is None:
         return Anchor.OPENING, Anchor.PASSAGES

@@ -1,7 +1,7 @@
-"""Packets to bytes and back: the safetensors format, with what the packet is in its metadata.
+"""Encode packets as bytes and decode them. The format is safetensors, and its metadata describes the packet.
 
-Layout: 8 bytes little-endian length of the header, the header (JSON), then the tensors. Reading copies nothing:
-the tensors of a decoded packet share the memory of the buffer they were read into.
+Layout: 8 bytes that hold the length of the header (little-endian), the header (JSON), then the tensors. Decoding copies
+nothing: the tensors of a decoded packet share the memory of the buffer they were decoded from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ DTYPES = {
 
 
 def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
-    """Bytes of a packet made under `fingerprint`. Raises `InputError` if its numbers are too large for the format."""
+    """Return the bytes of a packet made under `fingerprint`.
+
+    Raises `InputError` if the packet's numbers are too large for the number format.
+    """
     tensors = {"token_ids": torch.tensor(packet.token_ids, dtype=torch.int32)}
     for number, states in enumerate(packet.states):
         if storage.bits:
@@ -53,10 +56,10 @@ def encode(packet: Packet, fingerprint: Fingerprint, storage: Storage) -> bytes:
 
 
 def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) -> Packet:
-    """Packet in `data`, whose tensors keep `data` alive.
+    """Return the packet that `data` holds. Its tensors share the memory of `data` and keep it alive.
 
-    Raises `MismatchError` when it was made under another fingerprint or format, `DamagedError` when the bytes are
-    not a packet. name: for messages.
+    name: what error messages call the packet. Raises `MismatchError` if the packet was made under another fingerprint
+    or format, and `DamagedError` if the bytes are not a packet.
     """
     try:
         (size,) = struct.unpack_from("<Q", data)
@@ -64,14 +67,14 @@ def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) ->
         about = json.loads(header.pop("__metadata__")[METADATA])
         if about["format"] != FORMAT_VERSION:
             raise MismatchError(
-                f"Packet {name} has format {about['format']}, this release reads {FORMAT_VERSION}. Re-add its document.",
+                f"Packet {name} has format {about['format']}, but this release reads format {FORMAT_VERSION}. Re-add its document.",
                 field="format",
                 expected=FORMAT_VERSION,
                 found=about["format"],
             )
         if "shapes" in about:
             raise MismatchError(
-                f"Packet {name} keeps its numbers in few bits as no release does. Re-add its document, or run `kvpacket verify --repair`.",
+                f"Packet {name} is quantised in an early format that no release reads. Re-add its document, or run `kvpacket verify --repair`.",
                 field="format", expected=FORMAT_VERSION, found="early",
             )  # fmt: skip
         if about["fingerprint"] != fingerprint.digest:
@@ -106,7 +109,7 @@ def decode(data: bytearray | memoryview, fingerprint: Fingerprint, name: str) ->
 
 
 def _states(tensors: dict[str, Tensor], about: dict[str, Any], number: int) -> GroupStates:
-    """States of a layer group, as they were stored."""
+    """Return the states of a layer group in the number format in which they were stored."""
     if "widths" not in about:
         return GroupStates(tensors[f"keys.{number}"], tensors[f"values.{number}"])
     keys, values = (
@@ -125,7 +128,9 @@ def _states(tensors: dict[str, Tensor], about: dict[str, Any], number: int) -> G
 def _tensor(data: bytearray | memoryview, base: int, entry: dict[str, Any]) -> Tensor:
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop <= len(data) - base:
-        raise DamagedError(f"A tensor is said to lie at bytes {start} to {stop} of {len(data) - base}.")
+        raise DamagedError(
+            f"The header places a tensor at bytes {start} to {stop}, but the data has {len(data) - base} bytes."
+        )
     dtype = DTYPES[entry["dtype"]]
     flat = torch.frombuffer(data, dtype=dtype, offset=base + start, count=(stop - start) // dtype.itemsize)
     return flat.reshape(entry["shape"])

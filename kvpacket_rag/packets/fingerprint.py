@@ -1,4 +1,4 @@
-"""The identity of a packet: what its states depend on, and the hashes that name it."""
+"""The identity of a packet: the values that its states depend on, and the hashes that name it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DEFAULT_NAMESPACE", "FORMAT_VERSION", "Fingerprint", "canonical", "c
 
 DEFAULT_NAMESPACE = "default"
 FORMAT_VERSION = 1
-"""Version of the bytes of a packet on disk; part of every fingerprint."""
+"""Version of the byte format of stored packets. It is part of every fingerprint."""
 
 
 def canonical(value: object) -> bytes:
@@ -23,45 +23,45 @@ def canonical(value: object) -> bytes:
 
 
 def content_hash(token_ids: tuple[int, ...]) -> str:
-    """Hash of a chunk's token ids: what two chunks of equal text have in common."""
+    """Return the hash of a chunk's token ids. Two chunks with equal text have the same hash."""
     return hashlib.sha256(canonical(list(token_ids))).hexdigest()
 
 
 def short_hash(data: bytes) -> str:
-    """Hash of bytes, long enough to tell apart what one store ever meets."""
+    """Return a hash of bytes that is long enough to be unique within one store."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything the states of a packet depend on besides its own tokens.
+    """Everything that the states of a packet depend on besides its own tokens.
 
-    Each field is a short hash or a word. Two packets may stand in one context only if their fingerprints
-    agree on all fields but `anchor`.
+    Each field is a short hash or a word. Two packets may be placed in one context only if their fingerprints
+    agree in all fields except `anchor`.
     """
 
     namespace: str
-    """Whose packet it is; equal text in two namespaces gives two packets."""
+    """Namespace of the packet. Equal text in two namespaces gives two packets."""
     model: str
-    """Configuration of the model."""
+    """Hash of the model's configuration."""
     weights: str
-    """A sample of every weight tensor."""
+    """Hash of a sample of every weight tensor."""
     compute: str
-    """Number format the model computed in."""
+    """Number format that the model computed in."""
     tokenizer: str
-    """Vocabulary and rules of the tokenizer."""
+    """Hash of the tokenizer's vocabulary and rules."""
     rope: str
-    """Rotation rule and frequencies of every layer."""
+    """Hash of the rotation rule and frequencies of every layer."""
     cache: str
-    """Layout of cached states in this release of transformers (which tensors, which shapes)."""
+    """Hash of the layout of cached states in this release of transformers (which tensors, with which shapes)."""
     anchor: str
-    """Token ids of the context that the chunk saw."""
+    """Hash of the token ids of the anchor that the chunk was encoded after."""
     adapter: str
-    """Header and trailer embeddings around the chunk."""
+    """Hash of the header and trailer embeddings around the chunk."""
     storage: str
-    """Number format at rest."""
+    """Number format in which the packet is stored."""
     format: int = FORMAT_VERSION
-    """Version of the packet's bytes."""
+    """Version of the packet's byte format."""
 
     @cached_property
     def digest(self) -> str:
@@ -69,11 +69,14 @@ class Fingerprint:
         return hashlib.sha256(canonical(asdict(self))).hexdigest()
 
     def packet_key(self, content: str) -> str:
-        """Name of the packet of a chunk with content hash `content` under this fingerprint."""
+        """Return the name of the packet of a chunk with content hash `content` under this fingerprint."""
         return hashlib.sha256(canonical([self.digest, content])).hexdigest()
 
     def check(self, found: Fingerprint, what: str) -> None:
-        """Raise `MismatchError` naming the first field in which `found` differs from this fingerprint."""
+        """Raise `MismatchError` if `found` differs from this fingerprint. The error names the first field that differs.
+
+        what: the beginning of the error message, which says what was compared.
+        """
         for field in fields(self):
             expected, came = getattr(self, field.name), getattr(found, field.name)
             if expected != came:

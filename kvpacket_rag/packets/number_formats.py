@@ -1,7 +1,8 @@
-"""Numbers in 8 and 4 bit: quantised by blocks along one dimension, and read back in part or whole.
+"""Number formats of packets: 8-bit and 4-bit quantisation by blocks along one dimension, and dequantisation.
 
-A block of up to 64 numbers has a step in float16, and with 4 bit, where half a step is much, its smallest number as
-well; 4-bit codes are packed two to a byte. Pure functions on tensors; this file knows no packets.
+A block has up to 64 numbers and one step in float16. With 4 bits, half a step is a large error, so each block also
+stores its smallest number in float16. Two 4-bit codes are packed into one byte. Quantised numbers can be dequantised in
+part or as a whole. The functions are pure functions on tensors, and this module does not depend on packets.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from kvpacket_rag.errors import InputError
 BLOCK = 64
 
 TOKENS, CHANNELS = -2, -1
-"""Dimension of states [L, H, T, D] along which the blocks of keys and of values run."""
+"""The dimensions of states [L, H, T, D] along which blocks run: `TOKENS` for keys, `CHANNELS` for values."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A number format of packets at rest."""
+    """A number format in which packets are stored."""
 
     name: str
-    """Part of a packet's identity."""
+    """Name of the format. It is part of a packet's identity."""
     dtype: torch.dtype
-    """Of the numbers, or of the codes of quantised ones."""
+    """Data type of the numbers, or of the codes if the numbers are quantised."""
     bits: int = 0
-    """Of a quantised number; 0 if numbers are kept as they are."""
+    """Number of bits of a quantised number; 0 if the numbers are not quantised."""
 
 
 STORAGE = {
@@ -60,15 +61,15 @@ QUANTISED = tuple(name for name, storage in STORAGE.items() if storage.bits)
 
 
 MEASURED_IN_4_BIT = ("smollm2-135m-instruct", "Qwen2.5-Coder-0.5B-Instruct")
-"""Models of which it is known what 4 bit cost (docs/fidelity.md)."""
+"""Models for which the cost of the 4-bit format has been measured (docs/fidelity.md)."""
 
 
 DEFAULT_STORAGE = "int8"
-"""Half the bytes of 16 bit, at no loss that could be measured (docs/fidelity.md)."""
+"""This format takes half the bytes of 16-bit formats, without a measurable loss (docs/fidelity.md)."""
 
 
 def storage_named(name: str | None) -> Storage:
-    """Give the format of this name, default `DEFAULT_STORAGE`. Raises `InputError` for another name."""
+    """Return the number format of this name, or the default for None. Raises `InputError` for an unknown name."""
     found = STORAGE.get(DEFAULT_STORAGE if name is None else name)
     if found is None:
         raise InputError(f"storage must be one of {', '.join(STORAGE)}; got {name!r}.")
@@ -77,22 +78,22 @@ def storage_named(name: str | None) -> Storage:
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """Numbers [L, H, T, D] in few bits; blocks of up to 64 along dimension `dim`."""
+    """Quantised numbers [L, H, T, D], in blocks of up to 64 along dimension `dim`."""
 
     codes: Tensor
-    """int8 [L, H, T, D], or uint8 [L, H, T, ceil(D / 2)] for 4 bit."""
+    """int8 [L, H, T, D], or uint8 [L, H, T, ceil(D / 2)] for 4 bits."""
     steps: Tensor
-    """float16, as the numbers but with one for each block."""
+    """float16, in the shape of the numbers, but with one step per block along `dim`."""
     lows: Tensor | None
-    """float16, the smallest number of each block, with 4 bit."""
+    """float16, the smallest number of each block; None for 8 bits."""
     width: int
-    """D."""
+    """D, the size of the last dimension."""
     dim: int
-    """-2 or -1."""
+    """Dimension along which the blocks run, -2 or -1."""
 
     @property
     def shape(self) -> torch.Size:
-        """Of the numbers."""
+        """Shape of the numbers."""
         return torch.Size((*self.codes.shape[:3], self.width))
 
     @property
@@ -102,23 +103,23 @@ class Quantised:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, steps and smallest numbers."""
+        """Size of codes, steps and smallest numbers in bytes."""
         return self.codes.nbytes + self.steps.nbytes + (0 if self.lows is None else self.lows.nbytes)
 
     def to(self, *, device: torch.device, non_blocking: bool = False) -> Quantised:
-        """The same on a device."""
+        """Return the same numbers on a device."""
         codes, steps = (part.to(device, non_blocking=non_blocking) for part in (self.codes, self.steps))
         lows = None if self.lows is None else self.lows.to(device, non_blocking=non_blocking)
         return replace(self, codes=codes, steps=steps, lows=lows)
 
     def first(self, count: int) -> Quantised:
-        """The first `count` of T, sharing memory."""
+        """Return the first `count` of the T tokens. The result shares the memory."""
         blocks = -(-count // BLOCK) if self.dim == -2 else count
         lows = None if self.lows is None else self.lows[:, :, :blocks]
         return replace(self, codes=self.codes[:, :, :count], steps=self.steps[:, :, :blocks], lows=lows)
 
     def block(self, start: int) -> Tensor:
-        """Up to 64 of T from `start`, a multiple of 64, on: float32 [L, H, t, D]."""
+        """Dequantise up to 64 of the T tokens. start: the first one, a multiple of 64. Returns float32 [L, H, t, D]."""
         some = slice(start, start + BLOCK)
         own = slice(start // BLOCK, start // BLOCK + 1) if self.dim == -2 else some
         codes = self.codes[:, :, some] if self.lows is None else _unpacked(self.codes[:, :, some], self.width)
@@ -126,14 +127,15 @@ class Quantised:
         return numbers if self.lows is None else numbers.add_(self._spread(self.lows[:, :, own]))
 
     def _spread(self, blocks: Tensor) -> Tensor:
-        """Float32 numbers that broadcast over those of their blocks."""
+        """Return float32 numbers, one per block, that broadcast over the numbers of their blocks."""
         return _spread(blocks.float(), self.width, -1) if self.dim == -1 else blocks.float()
 
 
 def quantize(numbers: Tensor, bits: int, dim: int) -> Quantised:
     """Quantise numbers [L, H, T, D] to 8 or 4 bits by blocks along `dim`.
 
-    Errors are about half a step at most; with 4 bit more where a block lies far from zero, as its smallest number is rounded.
+    The error of a number is at most about half a step. With 4 bits it is larger in blocks whose numbers are far from
+    zero, because the smallest number of the block is rounded.
     """
     wide = numbers.float()
     length, width = wide.shape[dim], wide.shape[-1]
@@ -153,7 +155,11 @@ def quantize(numbers: Tensor, bits: int, dim: int) -> Quantised:
 
 
 def blocks_of(numbers: Tensor | Quantised) -> Iterator[tuple[slice, Tensor]]:
-    """Numbers [L, H, T, D] some of T at a time: all as they are, or read back block by block in float32, which stays in a cache."""
+    """Yield pairs of a slice of T and the numbers [L, H, t, D] in it, which together cover all numbers [L, H, T, D].
+
+    A tensor is yielded as a whole. Quantised numbers are dequantised to float32 block by block, so that each block
+    stays in the processor's cache.
+    """
     if isinstance(numbers, Tensor):
         yield slice(None), numbers
         return
@@ -162,14 +168,14 @@ def blocks_of(numbers: Tensor | Quantised) -> Iterator[tuple[slice, Tensor]]:
 
 
 def dense(numbers: Tensor | Quantised) -> Tensor:
-    """Numbers as a tensor: as they are, or read back in float32."""
+    """Return numbers as a tensor. Quantised numbers are dequantised to float32."""
     if isinstance(numbers, Tensor):
         return numbers
     return torch.cat([block for _, block in blocks_of(numbers)], dim=2)
 
 
 def _spread(blocks: Tensor, length: int, dim: int) -> Tensor:
-    """One number of each block for every number in it; as a view where there is one block."""
+    """Repeat the number of each block for all its numbers. A single block is returned unchanged, to broadcast."""
     if blocks.shape[dim] == 1:
         return blocks
     return blocks.repeat_interleave(BLOCK, dim).narrow(dim, 0, length)

@@ -1,7 +1,7 @@
-"""What a packet is: the frozen states of one chunk, and the identity that says when it may be served.
+"""Packets: the frozen states of one chunk with its content hash, and the layout of the states that a model caches.
 
 Shape letters, here and everywhere: L layers of a group, B rows, H key/value heads, T tokens, D head dimension.
-This file knows nothing of models, files or databases.
+This module does not depend on models, files or databases.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ __all__ = ["GroupStates", "LayerGroup", "LoadedPackets", "Packet", "StateLayout"
 
 
 def check_chunks(lengths: Sequence[int], anchor: int, extra: int, positions: int) -> None:
-    """Raise `InputError` if a chunk is empty, or does not fit `positions` behind `anchor` tokens with `extra` slots."""
+    """Raise `InputError` if a chunk is empty or too long for the model.
+
+    lengths: number of tokens of each chunk. anchor: number of tokens before each chunk. extra: number of adapter slots
+    around each chunk. positions: number of positions of the model.
+    """
     for index, length in enumerate(lengths):
         if not length:
             raise InputError(f"Chunk {index} has no tokens; skip empty chunks before encoding.")
         if anchor + extra + length > positions:
             raise InputError(
-                f"Chunk {index} has {length} tokens; with an anchor of {anchor} and {extra} adapter slots the model's "
-                f"{positions} positions are exceeded. Split it into smaller chunks."
+                f"Chunk {index} has {length} tokens. With an anchor of {anchor} tokens and {extra} adapter slots, it "
+                f"exceeds the model's {positions} positions. Split it into smaller chunks."
             )
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGroup:
-    """Layers whose states have one shape and turn by one rule, so that they are kept in one tensor."""
+    """Layers whose states have the same shape and rotation rule, so that they are stored in one tensor."""
 
     layers: tuple[int, ...]
     key_shape: tuple[int, int]
@@ -44,12 +48,12 @@ class LayerGroup:
     value_shape: tuple[int, int]
     """(H, D) of the cached values."""
     rotation: Rotation | None
-    """None for layers without positions in their states."""
+    """The rotation rule; None for layers whose states do not depend on the position."""
 
 
 @dataclass(frozen=True, eq=False)
 class StateLayout:
-    """The groups of a model, in order of their first layer. Layers in no group cache nothing."""
+    """The layer groups of a model, in order of their first layer. Layers that are in no group cache nothing."""
 
     groups: tuple[LayerGroup, ...]
     n_layers: int
@@ -57,18 +61,18 @@ class StateLayout:
 
 @dataclass(frozen=True, eq=False)
 class GroupStates:
-    """Keys [L, H, T, D] and values [L, H, T, D'] of one layer group, as tensors or in few bits."""
+    """Keys [L, H, T, D] and values [L, H, T, D'] of one layer group, as tensors or quantised."""
 
     keys: Tensor | Quantised
     values: Tensor | Quantised
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
+        """Size of keys and values in bytes."""
         return self.keys.nbytes + self.values.nbytes
 
     def quantised(self, bits: int) -> tuple[Quantised, Quantised]:
-        """Keys and values, quantised to 8 or 4 bits. Raises `InputError` for numbers float16 cannot hold."""
+        """Return keys and values in 8 or 4 bits. Raises `InputError` for numbers that float16 cannot hold."""
         keys, values = dense(self.keys), dense(self.values)
         if not all(part.isfinite().all() and part.abs().max() < 6e4 for part in (keys, values)):
             raise InputError(
@@ -77,7 +81,7 @@ class GroupStates:
         return quantize(keys, bits, TOKENS), quantize(values, bits, CHANNELS)
 
     def first(self, count: int) -> GroupStates:
-        """The first `count` of T, sharing memory."""
+        """Return the first `count` of the T tokens. The result shares the memory."""
         keys, values = (
             p.first(count) if isinstance(p, Quantised) else p[:, :, :count] for p in (self.keys, self.values)
         )
@@ -86,19 +90,19 @@ class GroupStates:
 
 @dataclass(frozen=True, eq=False)
 class Packet:
-    """The immutable states of `[header · chunk tokens · trailer]`, as computed behind an anchor.
+    """The immutable states of `[header · chunk tokens · trailer]`, as computed after an anchor.
 
-    Nothing in this package writes to `states`; assembly copies out of it.
+    Nothing in this package writes to `states`. Assembly copies them.
     """
 
     token_ids: tuple[int, ...]
-    """The chunk's own tokens; header and trailer have none."""
+    """Token ids of the chunk. Header and trailer have no token ids."""
     header: int
     """Number of header embeddings before the chunk tokens."""
     trailer: int
-    """Number of trailer embeddings after them."""
+    """Number of trailer embeddings after the chunk tokens."""
     base_position: int
-    """Position of the first state when it was computed; rotation starts from here, always."""
+    """Position of the first state when it was computed. Every rotation starts from this position."""
     states: tuple[GroupStates, ...]
     """One entry for each group of the model's `StateLayout`."""
 
@@ -120,16 +124,19 @@ class Packet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states."""
+        """Size of all states in bytes."""
         return sum(states.nbytes for states in self.states)
 
     def cut(self, tokens: int) -> Packet:
-        """Give the packet of the chunk's first `tokens` tokens, sharing memory: no token saw those behind it.
+        """Return the packet of the chunk's first `tokens` tokens. It shares the memory.
 
-        Raises `InputError` if the chunk has fewer.
+        A shorter packet has no trailer. Its states stay valid, because no token attends to later tokens. Raises
+        `InputError` if the chunk has fewer tokens.
         """
         if not 0 < tokens <= len(self.token_ids):
-            raise InputError(f"A packet of {len(self.token_ids)} tokens can be cut to 1 to as many; got {tokens}.")
+            raise InputError(
+                f"A packet of {len(self.token_ids)} tokens can be cut to any length from 1 to that number; got {tokens}."
+            )
         if tokens == len(self.token_ids):
             return self
         end = self.header + tokens
@@ -144,8 +151,8 @@ class Packet:
 
 @dataclass(frozen=True, eq=False)
 class LoadedPackets:
-    """Packets in the order asked for."""
+    """Packets in the order in which they were requested."""
 
     packets: tuple[Packet, ...]
     built: int
-    """How many were not stored and had to be built."""
+    """Number of packets that were not stored and had to be built."""

@@ -1,11 +1,11 @@
-"""Moving cached states to other positions: rotation by a position difference.
+"""Rotation: move cached states to other positions by a position difference.
 
-Rotary embedding turns each frequency pair of a key by `position × inv_freq`. A key made at position p
-therefore becomes the key at p + Δ by one further turn of `Δ × inv_freq`, whatever came before the rotation
-(RoFormer, arXiv 2104.09864, section 3.2). Scaling factors on cos and sin (YaRN) are already in the key and must
-not be applied again, so only the bare frequencies are used here.
+Rotary embedding rotates each frequency pair of a key by `position × inv_freq`. A key computed at position p therefore
+becomes the key at p + Δ by one further rotation of `Δ × inv_freq`, regardless of the computation before the rotation
+(RoFormer, arXiv 2104.09864, section 3.2). The scaling factors on cos and sin (YaRN) are already part of the key and
+must not be applied again, so this module uses only the bare frequencies.
 
-Pure functions on tensors. This file knows neither models nor packets.
+The functions are pure functions on tensors. This module does not depend on models or packets.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Rotation", "rotate_into"]
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """How the states of a layer turn with position."""
+    """How the states of a layer are rotated with their position."""
 
     tensor: Literal["keys", "values"]
-    """Which of the two cached tensors carries positions (latent attention caches its rotary part as values)."""
+    """The cached tensor that depends on the position (latent attention caches its rotary part as values)."""
     layout: Literal["half", "interleaved"]
-    """Whether pair i is the dimensions (i, i + n) or (2i, 2i + 1)."""
+    """Dimensions of pair i: (i, i + n) for "half", (2i, 2i + 1) for "interleaved"."""
     offset: int
-    """First rotated dimension; those before it and after `offset + 2n` are copied."""
+    """First rotated dimension. The dimensions before it and from `offset + 2n` on are copied."""
     inv_freq: Tensor
     """n angular frequencies in radians per position, float64, on the CPU."""
 
@@ -39,7 +39,7 @@ class Rotation:
 
 
 def _pairs(states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """Split the rotated dimensions into the first and second member of every pair (views)."""
+    """Split the rotated dimensions into the first and the second members of all pairs (views)."""
     part = states[..., rotation.offset : rotation.offset + rotation.width]
     if rotation.layout == "interleaved":
         return part[..., 0::2], part[..., 1::2]
@@ -48,11 +48,12 @@ def _pairs(states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
 
 
 def rotate_into(out: Tensor, states: Tensor, rotation: Rotation, delta: int) -> None:
-    """Write `states`, moved by `delta` positions, into `out`.
+    """Write `states`, rotated by `delta` positions, into `out`.
 
-    out, states: [..., T, D]; all T tokens move by the same difference, so one angle per pair serves the
-    whole packet. Computed in float32 (float64 for float64 states) from angles in float64, and rounded once,
-    on the write into `out`.
+    The rotation is computed in float32 (float64 for float64 states) from angles in float64. The result is rounded once,
+    when it is written into `out`.
+    out, states: tensors [..., T, D]. All T tokens move by the same difference, so one angle per pair serves the whole
+    packet.
     """
     if delta == 0:
         out.copy_(states)
@@ -62,7 +63,7 @@ def rotate_into(out: Tensor, states: Tensor, rotation: Rotation, delta: int) -> 
     cos = angles.cos().to(device=states.device, dtype=compute)
     sin = angles.sin().to(device=states.device, dtype=compute)
     first, second = (part.to(compute) for part in _pairs(states, rotation))
-    # Each view of `out` is taken when it is written to: autograd loses views that are older than the last write.
+    # Each view of `out` is created only when it is written, as autograd loses views that are older than the last write.
     _pairs(out, rotation)[0].copy_((first * cos).addcmul_(second, sin, value=-1))
     _pairs(out, rotation)[1].copy_((second * cos).addcmul_(first, sin))
     end = rotation.offset + rotation.width

@@ -1,4 +1,4 @@
-"""Texts to vectors for retrieval."""
+"""Embedders turn texts into vectors for retrieval."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ __all__ = [
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
 Vectors = NDArray[np.float32]
-"""Float32 rows [n, dimension]."""
+"""A float32 array [n, dimension]: one row for each text."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Anything that turns texts into vectors of one length."""
+    """The protocol of embedders, which turn texts into vectors of one fixed dimension."""
 
     @property
     def name(self) -> str:
-        """Recorded in the store; another embedder is refused."""
+        """Name recorded in the store, which refuses an embedder with another name."""
 
     def embed(self, texts: list[str]) -> Any:
-        """Give one row of numbers per text: an array or nested list [n, dimension]."""
+        """Return one row of numbers for each text, as an array or nested list [n, dimension]."""
 
 
 @runtime_checkable
 class QueryEmbedder(Protocol):
-    """What an embedder has besides if it embeds questions in another way than texts."""
+    """The protocol of embedders that embed questions in a different way than texts."""
 
     def embed_query(self, text: str) -> Any:
-        """Give one row of numbers for a question."""
+        """Return one row of numbers for a question."""
 
 
 def embed_question(embedder: Embedder, text: str) -> Any:
-    """Give one row of numbers for a question, in the embedder's own way for questions if it has one."""
+    """Return one row of numbers for a question. Use the embedder's `embed_query` if it has one."""
     return embedder.embed_query(text) if isinstance(embedder, QueryEmbedder) else embedder.embed([text])[0]
 
 
 def unit_vectors(rows: Any) -> Vectors:
-    """Rows as float32 of length 1, so that the inner product is the cosine; zero rows stay zero."""
+    """Return rows as float32 vectors of length 1, so that their inner product is the cosine. Zero rows stay zero."""
     vectors = np.asarray(rows, dtype=np.float32)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
@@ -71,11 +71,11 @@ class SentenceEmbedder:
 
     @property
     def name(self) -> str:
-        """Name the embedder was made with."""
+        """The name given to the constructor."""
         return self._name
 
     def embed(self, texts: list[str]) -> Vectors:
-        """Embed texts, float32 [n, dimension]. Raises `ModelLoadError` if the model cannot be loaded."""
+        """Embed texts as float32 [n, dimension]. Raises `ModelLoadError` if the model cannot be loaded."""
         with self._lock:
             if self._model is None:
                 self._model = self._load()
@@ -85,11 +85,11 @@ class SentenceEmbedder:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Name and device: a copy in another process loads the model itself."""
+        """Return name and device only. A copy in another process loads the model itself."""
         return {"name": self._name, "device": self._device}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy that has not loaded its model yet."""
+        """Restore a copy that has not loaded its model yet."""
         SentenceEmbedder.__init__(self, state["name"], device=state["device"])
 
     def _load(self) -> Any:

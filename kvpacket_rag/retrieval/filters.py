@@ -1,4 +1,4 @@
-"""Filters by metadata: which documents a search considers."""
+"""Metadata filters, which select the documents that a search considers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Filter", "passes"]
 
 
 Filter = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
-"""Which documents to search: metadata values (a list means any of them), or a function of the metadata."""
+"""Selects the documents to search: metadata values (a list means any of its values), or a function of the metadata."""
 
 
 def passes(filter: Filter, metadata: Mapping[str, Any]) -> bool:
-    """Whether a document's metadata passes a filter."""
+    """Return whether a document's metadata passes a filter."""
     if callable(filter):
         return bool(filter(metadata))
     return all(

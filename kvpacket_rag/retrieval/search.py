@@ -1,7 +1,7 @@
-"""Search: find the chunks nearest to a vector, and the chunks that stand in a text.
+"""Search for the chunks nearest to a vector, and for the chunks that occur in a text.
 
-The index and the text finder are held in memory and derived from the rows of a store, which this part reads through the
-protocol `ChunkRows`. Before each search they are brought up to date with whatever any process has changed.
+The index and the text finder are held in memory and derived from the rows of a store. This module reads the rows
+through the protocol `ChunkRows`. Before each search, it updates both with the changes of all processes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvpacket_rag.retrieval.vector_index import VectorIndex
 __all__ = ["ChunkRows", "Column", "Found", "Hit", "Search", "Snapshot"]
 
 SPARE = 16
-"""Chunks scored exactly beyond those wanted, because the index rounds its vectors and may rank a near chunk too low."""
+"""Extra chunks that are scored exactly, because the index rounds its vectors and may rank a near chunk too low."""
 READ_ROWS = 2000
-"""Rows read at a time into the index."""
+"""Number of rows read at a time into the index."""
 
 Column = Literal["vector", "text"]
-"""A column of the chunk rows that something in memory is derived from."""
+"""A column of the chunk rows from which an in-memory structure is derived."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Hit:
 
     chunk: Chunk
     score: float
-    """Cosine similarity of question and chunk, -1 to 1; higher is nearer."""
+    """Cosine similarity of question and chunk, from -1 to 1. Higher is nearer."""
     title: str
     source: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Found:
-    """A chunk whose text stands at characters [start, stop) of another text."""
+    """A chunk whose text occurs at characters [start, stop) of another text."""
 
     start: int
     stop: int
@@ -57,39 +57,39 @@ class Snapshot(Protocol):
     """One consistent view of the chunk rows."""
 
     def generation(self) -> int:
-        """Return a number that every change of the rows raises."""
+        """Return a number that increases with every change of the rows."""
 
     def after(self, row: int, column: Column, limit: int) -> Sequence[tuple[int, Any]]:
-        """Return up to `limit` pairs of row id and value, for row ids above `row`, in rising order."""
+        """Return up to `limit` pairs of row id and value, for row ids above `row`, in ascending order."""
 
     def count(self) -> int:
         """Return the number of rows."""
 
     def ids(self) -> set[int]:
-        """Return all row ids. An id never comes back after its row was deleted."""
+        """Return all row ids. The id of a deleted row is never used again."""
 
 
 class ChunkRows(Protocol):
-    """The chunk rows of a store, as far as a search reads them."""
+    """The chunk rows of a store, with the operations that a search needs."""
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Open a consistent view of the rows."""
 
     def vectors(self, ids: Sequence[int]) -> Mapping[int, bytes]:
-        """Return stored vectors by row id; ids that are not there are left out."""
+        """Return stored vectors by row id. Unknown ids are left out."""
 
     def vectors_by_name(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Return stored vectors by chunk id; ids that are not there are left out."""
+        """Return stored vectors by chunk id. Unknown ids are left out."""
 
     def by_row(self, ids: Iterable[int]) -> Mapping[int, Hit]:
-        """Return chunks by row id, with score 0; ids that are not there are left out."""
+        """Return chunks by row id, with score 0. Unknown ids are left out."""
 
     def matching(self, filter: Filter) -> Sequence[int]:
         """Return the row ids of the chunks of documents that pass a filter."""
 
 
 class _Derived(Protocol):
-    """Something in memory that is made from a column of the chunk rows, by row id."""
+    """An in-memory structure that is derived from a column of the chunk rows, by row id."""
 
     def add(self, ids: list[int], values: Any) -> None: ...
     def remove(self, ids: Iterable[int]) -> None: ...
@@ -99,10 +99,10 @@ D = TypeVar("D", bound=_Derived)
 
 
 class _Follower(Generic[D]):
-    """Keeps something in memory up to date with the rows, whichever process changes them."""
+    """Keeps an in-memory structure up to date with the rows, whichever process changes them."""
 
     def __init__(self, rows: ChunkRows, column: Column, decode: Callable[[list[Any]], Any]) -> None:
-        """decode: turns values of the column into what is added. Rows whose value is empty are left out."""
+        """decode: converts values of the column into the values to add. Rows with an empty value are left out."""
         self._rows, self._column, self._decode = rows, column, decode
         self._derived: D | None = None
         self._seen: set[int] = set()
@@ -110,14 +110,17 @@ class _Follower(Generic[D]):
         self._lock = threading.Lock()
 
     def fresh(self, make: Callable[[], D]) -> D:
-        """Return it in the state of the rows, and make it if there is none yet."""
+        """Return the structure, updated to the current rows.
+
+        make: creates the structure if there is none yet.
+        """
         with self._lock, self._rows.snapshot() as rows:
             generation = rows.generation()
             if self._derived is None:
                 self._derived = make()
             if generation != self._generation:
                 self._add_new(rows, self._derived)
-                # Row ids never come back, so the count shows whether any row was removed.
+                # Row ids are never reused, so the count shows whether any row was removed.
                 if rows.count() != len(self._seen):
                     present = rows.ids()
                     self._derived.remove(self._seen - present)
@@ -131,7 +134,7 @@ class _Follower(Generic[D]):
             filled = [(row, value) for row, value in found if value]
             if filled:
                 derived.add([row for row, _ in filled], self._decode([value for _, value in filled]))
-            # Only now: if an interruption kept rows from being added, the next call adds them.
+            # Recorded only after `add`: if an interruption prevented it, the next call adds these rows.
             self._seen.update(row for row, _ in found)
             last = found[-1][0]
 
@@ -162,14 +165,17 @@ class Search:
         return [replace(hits[row], score=score) for row, score in scores.items() if row in hits]
 
     def _scored(self, vector: Vectors, ids: Sequence[int]) -> list[tuple[int, float]]:
-        """Return ids with the cosine similarity of their stored vector, highest first: the index rounds its vectors."""
+        """Return ids with the cosine similarity of their stored vectors, highest first.
+
+        The scores are computed from the stored vectors because the index rounds its vectors.
+        """
         stored = self._rows.vectors(ids)
         scores = [(row, float(vector @ np.frombuffer(stored[row], "<f4"))) for row in ids if row in stored]
         return sorted(scores, key=lambda pair: pair[1], reverse=True)
 
     def find(self, text: str) -> list[Found]:
-        """Find the chunks that stand in a text word for word, from left to right. None overlap."""
-        # Separators and tags between chunks are many, and hold none.
+        """Find the chunks that occur word for word in a text, from left to right. They do not overlap."""
+        # Short texts such as separators and tags between chunks are frequent and cannot contain a chunk.
         matches = self._finder.fresh(TextFinder).find(text) if len(text) >= SHORTEST else []
         if not matches:
             return []

@@ -1,8 +1,9 @@
-"""Finding known texts in a long one: every place where a stored chunk stands, in about a millisecond.
+"""Finds known texts in a long text: every position of a stored chunk, in about a millisecond.
 
-A text is a polynomial in an odd base modulo 2^64. The sums of all its beginnings give the hash of any stretch in one
-subtraction and one product, so that all places of a prompt, and all lengths of the chunks that begin alike, are
-compared by a few operations on arrays (Karp and Rabin 1987). Whoever uses a match compares the text itself.
+The method is a rolling hash (Karp and Rabin 1987). A text is treated as a polynomial in an odd base modulo 2^64. With
+its prefix sums, the hash of any substring takes one subtraction and one multiplication. A few array operations
+therefore compare all positions of a prompt with all lengths of the chunks that begin alike. Equal hashes do not prove
+equal texts, so the caller must compare the text of each match.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from numpy.typing import NDArray
 __all__ = ["SHORTEST", "Match", "TextFinder"]
 
 SHORTEST = 16
-"""Characters by which the beginning of a chunk is known; shorter texts are not found."""
+"""Number of characters by which the beginning of a chunk is recognised. Shorter texts are not found."""
 WIDTHS = (SHORTEST, 64)
-"""Chunks are looked for by their first characters: the shorter ones by 16, those of 64 or more by 64, so that many
-that begin with the same rule, title or indentation are still told apart."""
+"""Numbers of first characters by which chunks are looked up: 16 for shorter chunks, 64 for chunks of 64 or more.
+
+The longer beginning distinguishes chunks that start with the same rule, title or indentation.
+"""
 SLOT_BITS = 22
-"""Size of a table of beginnings: 4 MB, which a hundred thousand chunks fill to a fortieth."""
+"""Bits of a table position: a table of beginnings takes 4 MB, and a hundred thousand chunks fill a fortieth of it."""
 SLICE = 2**20
-"""Stretches compared at a time, so that a prompt of nothing but dashes does not fill the memory."""
+"""Number of substrings compared at a time. It prevents a prompt of dashes only from filling the memory."""
 
 BASE = 0x9E3779B97F4A7C15
 INVERSE = pow(BASE, -1, 2**64)
@@ -35,7 +38,7 @@ Numbers = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Match:
-    """Characters [start, stop) of a text hash like the text of `id`."""
+    """Characters [start, stop) of a text that have the same hash as the text of `id`."""
 
     start: int
     stop: int
@@ -43,7 +46,7 @@ class Match:
 
 
 class _Text:
-    """Hashes of all stretches of one text."""
+    """Hashes of all substrings of one text."""
 
     def __init__(self, text: str) -> None:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
@@ -56,28 +59,28 @@ class _Text:
         self._inverses: Numbers = np.multiply.accumulate(inverses)
 
     def stretches(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Numbers:
-        """Hashes of stretches [start, stop), given as arrays."""
+        """Return the hashes of substrings [start, stop), given as arrays."""
         hashes: Numbers = (self._sums[stops] - self._sums[starts]) * self._inverses[starts]
         return hashes
 
 
 def _slots(hashes: Numbers) -> NDArray[np.int64]:
-    """Places of beginnings in the table: their upper bits after mixing."""
+    """Return the table positions of beginnings: the upper bits of their hashes after mixing."""
     mixed = (hashes ^ (hashes >> np.uint64(32))) * np.uint64(MIX)
     return (mixed >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
 
 
 class _Beginnings:
-    """Chunks by the hash of their first characters: at which places of a text one may begin, and of which lengths."""
+    """Chunks by the hash of their first characters. Finds where chunks may begin in a text, and their lengths."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._heads = np.empty(0, np.uint64)  # in rising order, as the lengths: every pair once
+        self._heads = np.empty(0, np.uint64)  # sorted by head, then by length; each pair occurs once
         self._lengths = np.empty(0, np.int64)
         self._table = np.zeros(2**SLOT_BITS, bool)
 
     def set(self, heads: Numbers, lengths: NDArray[np.int64]) -> None:
-        """Take the beginnings and lengths of all chunks."""
+        """Set the beginnings and lengths of all chunks."""
         order = np.lexsort((lengths, heads))
         heads, lengths = heads[order], lengths[order]
         new = np.ones(len(heads), bool)
@@ -87,14 +90,14 @@ class _Beginnings:
         self._table[_slots(self._heads)] = True
 
     def stretches(self, text: _Text, size: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Give starts and stops in a text of `size` characters that may be chunks, some at a time."""
+        """Yield, in batches, starts and stops of substrings that may be chunks in a text of `size` characters."""
         places = np.arange(max(0, size - self._width + 1))
         heads = text.stretches(places, places + self._width)
         places = np.flatnonzero(self._table[_slots(heads)])
         low = np.searchsorted(self._heads, heads[places], "left")
         counts = np.searchsorted(self._heads, heads[places], "right") - low
         places, low, counts = places[counts > 0], low[counts > 0], counts[counts > 0]
-        # Every place with every length of the chunks that begin as it does.
+        # Combine every position with every length of the chunks that begin like the text there.
         ends = np.cumsum(counts)
         at = 0
         while at < len(places):
@@ -109,18 +112,18 @@ class _Beginnings:
 
 
 class TextFinder:
-    """Texts by integer id. Threads may use it at the same time."""
+    """Finds texts that were added by integer id. Threads may use it at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heads = {width: np.empty(0, np.uint64) for width in WIDTHS}  # in the order of the arrays below
-        self._hashes = np.empty(0, np.uint64)  # in rising order
+        self._heads = {width: np.empty(0, np.uint64) for width in WIDTHS}  # in the same order as the arrays below
+        self._hashes = np.empty(0, np.uint64)  # in ascending order
         self._lengths = np.empty(0, np.int64)
         self._ids = np.empty(0, np.int64)
         self._beginnings: list[_Beginnings] = []
 
     def add(self, ids: Sequence[int], texts: Sequence[str]) -> None:
-        """Add texts, or replace those of the same id; those shorter than `SHORTEST` are never found."""
+        """Add texts, or replace those with the same id. Texts shorter than `SHORTEST` are never found."""
         self.remove(ids)
         long = [(id_, text) for id_, text in zip(ids, texts, strict=True) if len(text) >= SHORTEST]
         if not long:
@@ -138,7 +141,7 @@ class TextFinder:
             )
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove texts; ids that are not there are ignored."""
+        """Remove texts. Unknown ids are ignored."""
         with self._lock:
             kept = ~np.isin(self._ids, np.asarray(sorted(ids), dtype=np.int64))
             if not kept.all():
@@ -159,7 +162,10 @@ class TextFinder:
             self._beginnings.append(beginnings)
 
     def find(self, text: str) -> list[Match]:
-        """Find all texts that stand in a text, from left to right, the longest where several begin, none overlapping."""
+        """Find the known texts that occur in a text, from left to right.
+
+        Matches do not overlap. If several texts begin at one position, the longest is chosen.
+        """
         if len(text) < SHORTEST:
             return []
         with self._lock:
@@ -176,7 +182,7 @@ class TextFinder:
 
 
 def _leftmost(matches: Sequence[tuple[int, int, int]]) -> list[Match]:
-    """Choose from (start, stop, id), from left to right, the longest first."""
+    """Return matches that do not overlap, chosen from (start, stop, id) from left to right, the longest first."""
     found: list[Match] = []
     for start, length, id_ in sorted((start, start - stop, id_) for start, stop, id_ in matches):
         if not found or start >= found[-1].stop:

@@ -1,4 +1,7 @@
-"""Nearest vectors by cosine: a FAISS index in memory, derived from rows and never the only copy of anything."""
+"""An in-memory FAISS index that finds the nearest vectors by cosine similarity.
+
+The index is derived from database rows. It is never the only copy of any data.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,22 @@ __all__ = ["Neighbour", "VectorIndex"]
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A found vector."""
+    """A vector that a search found."""
 
     id: int
     score: float
-    """Cosine to within 0.0005, higher is nearer."""
+    """Cosine similarity to within 0.0005. Higher is nearer."""
 
 
 class VectorIndex:
-    """Unit vectors by integer id. Threads may use it at the same time."""
+    """An index of unit vectors by integer id. Threads may use it at the same time."""
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
         self._lock = threading.Lock()
-        # All vectors are compared. 16 bit, whose rounding moves a cosine by 0.0005 at most, take half the memory and a
-        # fifth of the time of 32. (The annotations FAISS ships do not know its numpy interface.)
+        # The search compares all vectors. Vectors of 16 bits take half the memory and a fifth of the time of 32 bits,
+        # and their rounding changes a cosine by at most 0.0005. (The type annotations of FAISS lack its numpy
+        # interface.)
         kind = faiss.ScalarQuantizer.QT_fp16
         self._index: Any = faiss.IndexIDMap2(faiss.IndexScalarQuantizer(dimension, kind, faiss.METRIC_INNER_PRODUCT))
         self._ids: set[int] = set()
@@ -41,9 +45,9 @@ class VectorIndex:
         return len(self._ids)
 
     def add(self, ids: list[int], vectors: Vectors) -> None:
-        """Add vectors [n, dimension] of length 1; an id that is there already is replaced.
+        """Add vectors [n, dimension] of length 1. The vectors of existing ids are replaced.
 
-        Raises `InputError` naming both dimensions if they differ.
+        Raises `InputError`, which names both dimensions, if they differ.
         """
         if not ids:
             return
@@ -52,12 +56,12 @@ class VectorIndex:
                 f"The index holds vectors of {self.dimension} numbers, got {vectors.shape[-1]} for {len(ids)} ids. Use the embedder it was made with."
             )
         with self._lock:
-            self._remove(set(ids) & self._ids)  # FAISS would keep both
+            self._remove(set(ids) & self._ids)  # otherwise FAISS would keep both
             self._index.add_with_ids(np.ascontiguousarray(vectors), np.asarray(ids, dtype=np.int64))
             self._ids.update(ids)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove vectors; ids that are not there are ignored."""
+        """Remove vectors. Unknown ids are ignored."""
         with self._lock:
             self._remove(set(ids) & self._ids)
 
@@ -67,7 +71,11 @@ class VectorIndex:
             self._ids -= ids
 
     def search(self, vector: Vectors, k: int, *, among: Iterable[int] | None = None) -> list[Neighbour]:
-        """Find the k nearest of all vectors, or of those `among` the given ids, best first; fewer if there are fewer."""
+        """Find the k nearest vectors, best first, or fewer if there are fewer.
+
+        among: ids to search; default all.
+        Raises `InputError` if the vector has another dimension than the index.
+        """
         if vector.shape[-1] != self.dimension:
             raise InputError(
                 f"The question's vector has {vector.shape[-1]} numbers, the index {self.dimension}. Use the embedder the store was made with."

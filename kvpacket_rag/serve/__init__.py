@@ -1,4 +1,5 @@
-"""A knowledge base over HTTP (extra `serve`): OpenAI's chat interface, documents, metrics, and a page to try it.
+"""An HTTP server for a knowledge base (extra `serve`): OpenAI's chat API, documents, metrics, and a page to try it.
 
-Requests and responses only; answers come from `answering`. It imports `answering` and the parts below it.
+This part handles requests and responses only. `answering` produces the answers. It imports `answering` and the parts
+below it.
 """

@@ -1,4 +1,4 @@
-"""Who may come in, with how much, and how many at a time."""
+"""Access control: the API key, and the host names and origins of requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from kvpacket_rag.serve.openai_api import error_body
 __all__ = ["LOOPBACK", "AccessGuard"]
 
 OPEN = ("/", "/page.js", "/page.css", "/health")
-"""What needs no key: the page itself holds nothing."""
+"""Paths that need no key. The page itself contains no data."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class AccessGuard:
-    """Turns away requests of strangers: without the key, from other sites' pages, too long."""
+    """Middleware that refuses requests without the key, from pages of other sites, or to an unknown host name."""
 
     def __init__(self, app: ASGIApp, *, key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]) -> None:
-        """hosts: names under which the server may be addressed, None for any: a page that makes its own name point here is not let in.
+        """hosts: names under which the server may be addressed, None for any.
 
-        origins: sites whose pages may use the server besides its own.
+        Other names are refused, because the page of another site could make its own name resolve to this server.
+
+        origins: sites whose pages may use the server, besides its own page.
         """
         self.app, self._key = app, key
         self._hosts, self._origins = hosts, {origin.rstrip("/") for origin in origins}
@@ -44,18 +46,18 @@ class AccessGuard:
     def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._hosts is not None and _named(host) not in self._hosts:
-            return _refuse(403, f"This server is not addressed as {host!r}; use one of {', '.join(self._hosts)}.", "wrong_host")  # fmt: skip
+            return _refuse(403, f"This server does not accept the host name {host!r}. Use one of {', '.join(self._hosts)}.", "wrong_host")  # fmt: skip
         if origin is not None and origin.partition("://")[2] != host and origin.rstrip("/") not in self._origins:
             return _refuse(403, f"Pages of {origin} may not use this server. Start it with --allow-origin {origin}.", "wrong_origin")  # fmt: skip
         if self._key is not None and path not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key.encode()):
-                return _refuse(401, "The key is missing or wrong; send it as 'Authorization: Bearer KEY'.", "invalid_api_key")  # fmt: skip
+                return _refuse(401, "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.", "invalid_api_key")  # fmt: skip
         return None
 
 
 def _named(host: str) -> str | None:
-    """The name in a Host header, without the port; None for what is none."""
+    """Return the name in a Host header without the port, or None if the header is invalid."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,4 +1,4 @@
-"""The server as one ASGI application."""
+"""The server as one ASGI application: routes, page, health, metrics and error handlers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["create_app"]
 
 PAGE = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"), "/page.css": ("page.css", "text/css")}  # fmt: skip
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"  # fmt: skip
-"""What the page may load: its own script and style, and nothing else, whatever a document holds."""
+"""What the page may load: only its own script and style, whatever a document contains."""
 ADDING_WAITING = 16
 
 
@@ -36,10 +36,12 @@ def create_app(
     rag: RAG, *, api_key: str | None = None, limits: Limits | None = None, metrics: Metrics | None = None,
     hosts: Sequence[str] | None = None, origins: Sequence[str] = (),
 ) -> FastAPI:  # fmt: skip
-    """Make the application: OpenAI's chat interface, documents, metrics and the page.
+    """Build the application: OpenAI's chat API, documents, metrics and the page.
 
-    metrics: the hook that the store was opened with, shown at `/metrics`. hosts: names under which the server may be
-    addressed, None for any. origins: sites whose pages may use it. The store stays the caller's, who closes it.
+    The caller still owns the store and must close it.
+
+    metrics: the hook with which the store was opened; `/metrics` shows it. hosts: names under which the server may be
+    addressed, None for any. origins: sites whose pages may use the server.
     """
     limits = limits or Limits()
     app = FastAPI(title="kvpacket-rag", version=__version__, docs_url=None, redoc_url=None)
@@ -50,7 +52,7 @@ def create_app(
     _errors(app)
     app.add_middleware(BodyLimit, body_bytes=limits.body_bytes)
     app.add_middleware(AccessGuard, key=api_key, hosts=hosts, origins=tuple(origins))
-    if origins:  # outermost: a browser asks without a key whether it may ask
+    if origins:  # outermost, because preflight requests of browsers carry no key
         app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"])
     return app
 
@@ -73,15 +75,15 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 def _care(app: FastAPI, metrics: Metrics | None) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Say that the server is up."""
+        """Report that the server is running."""
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_model=None)
     async def counted() -> Response:
-        """Counters for Prometheus."""
+        """Return the counters for Prometheus."""
         client = require("prometheus_client", extra="metrics", purpose="Counting for Prometheus")
         if metrics is None:
-            raise HTTPException(404, "This server counts nothing; open its store with the hook Metrics.")
+            raise HTTPException(404, "This server has no metrics. Open its store with the hook Metrics.")
         text = await asyncio.to_thread(client.generate_latest, metrics.registry)
         return Response(text, media_type=client.CONTENT_TYPE_LATEST)
 

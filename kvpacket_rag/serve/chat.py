@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, `/v1/models` and `/v1/prompt`: questions, and answers from packets."""
+"""The routes `/v1/chat/completions`, `/v1/models` and `/v1/prompt`: they answer questions from packets."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def model_name(rag: RAG) -> str:
-    """The model's name for clients: the last part of a path or address."""
+    """Return the model's name for clients: the last part of its path or address."""
     return rag.store.settings.model.replace("\\", "/").rstrip("/").split("/")[-1]
 
 
 async def _answering(
     rag: RAG, wanted: ChatRequest, config: GenerationConfig, gate: ConcurrencyLimit
 ) -> AsyncGenerator[AnswerStream[Answer] | str, None]:
-    """Wait for a turn; then yield the stream of an answer, and the pieces of its text."""
+    """Wait for a free place. Then yield the stream of an answer, followed by the pieces of its text."""
     talk, options = Conversation(wanted.messages), wanted.kvpacket
     async with gate:
         stream = await asyncio.to_thread(
@@ -50,18 +50,18 @@ async def _answering(
 
 
 def chat_routes(rag: RAG, gate: ConcurrencyLimit) -> APIRouter:
-    """Make the routes that answer questions."""
+    """Build the routes that answer questions."""
     router, model = APIRouter(), model_name(rag)
     about = {"id": model, "object": "model", "created": 0, "owned_by": "kvpacket"}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the one model, that of the knowledge base."""
+        """List the only model, that of the knowledge base."""
         return {"object": "list", "data": [about]}
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def one(name: str) -> dict[str, Any]:
-        """Say that there is this model."""
+        """Describe the model if it is that of the knowledge base."""
         check_model(name, model)
         return about
 
@@ -72,7 +72,7 @@ def chat_routes(rag: RAG, gate: ConcurrencyLimit) -> APIRouter:
         config = wanted.config(rag.config)
         name, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         steps = _answering(rag, wanted, config, gate)
-        stream = cast("AnswerStream[Answer]", await anext(steps))  # errors come here, before a status was sent
+        stream = cast("AnswerStream[Answer]", await anext(steps))  # errors are raised here, before a status is sent
         if wanted.stream:
             return _events(steps, stream, wanted, config, (name, created, model))
         async with aclosing(steps):
@@ -83,7 +83,7 @@ def chat_routes(rag: RAG, gate: ConcurrencyLimit) -> APIRouter:
 
     @router.post("/v1/prompt")
     async def prompt(wanted: ChatRequest) -> dict[str, Any]:
-        """Show what the model would see, block by block, and which blocks it does not compute."""
+        """Return the prompt block by block, and for each block whether its states are reused."""
         talk, options = Conversation(wanted.messages), wanted.kvpacket
         async with gate:
             blocks = await asyncio.to_thread(
@@ -110,7 +110,7 @@ def _events(
     steps: AsyncGenerator[Any, None], stream: AnswerStream[Answer], wanted: ChatRequest, config: GenerationConfig,
     heading: tuple[str, int, str],
 ) -> StreamingResponse:  # fmt: skip
-    """Give the rest of an answer as server-sent events."""
+    """Send the rest of an answer as server-sent events."""
 
     async def events() -> AsyncGenerator[str, None]:
         async with aclosing(steps):
@@ -118,9 +118,9 @@ def _events(
                 yield event(piece(*heading, stream.answer))
                 async for text in steps:
                     yield event(piece(*heading, stream.answer, text=text))
-            except Exception as error:  # the status is sent: what is left is to say so
+            except Exception as error:  # the status has been sent already, so the error becomes an event
                 if not isinstance(error, KVPacketError):
-                    logger.exception("An answer broke off.")
+                    logger.exception("An answer failed while it was being streamed.")
                 yield event(describe(error)[1])
                 return
             yield event(piece(*heading, stream.answer, ended=config))

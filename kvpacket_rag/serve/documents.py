@@ -1,4 +1,4 @@
-"""`/v1/documents` and `/v1/files`: documents in, listed, and out again."""
+"""The routes `/v1/documents`, `/v1/files` and `/v1/store`: they add, list and remove documents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GivenDocuments(BaseModel):
 
 
 def library_routes(store: DocumentStore, gate: ConcurrencyLimit) -> APIRouter:
-    """Make the routes that list and change documents."""
+    """Build the routes that list and change documents."""
     router = APIRouter()
 
     @router.get("/v1/documents")
@@ -56,13 +56,13 @@ def library_routes(store: DocumentStore, gate: ConcurrencyLimit) -> APIRouter:
 
     @router.post("/v1/documents", response_model=None)
     async def add(given: GivenDocuments, stream: bool = False) -> Response:
-        """Add documents, or replace those of the same id; `?stream=true` tells of the progress."""
+        """Add documents, or replace those with the same id. `?stream=true` reports progress."""
         documents = [Document(**document.model_dump()) for document in given.documents]
         return await _adding(lambda progress: store.add(documents, progress=progress), gate, stream)
 
     @router.post("/v1/files", response_model=None)
     async def upload(file: Annotated[list[UploadFile], File()], stream: bool = False) -> Response:
-        """Add files; a file of a name that was uploaded before takes its place."""
+        """Add files. A file replaces an earlier upload with the same name."""
         documents = [document for one in file for document in await asyncio.to_thread(_read, one)]
         return await _adding(lambda progress: _replace(store, documents, progress), gate, stream)
 
@@ -74,14 +74,14 @@ def library_routes(store: DocumentStore, gate: ConcurrencyLimit) -> APIRouter:
 
     @router.get("/v1/store")
     async def held() -> dict[str, Any]:
-        """Say what the knowledge base holds."""
+        """Describe the knowledge base: its settings and numbers."""
         return {"object": "store", **asdict(await asyncio.to_thread(store.info))}
 
     return router
 
 
 def _read(upload: UploadFile) -> list[Document]:
-    """Read an uploaded file under its own name, which may be any text but is never used as a path."""
+    """Read an uploaded file under its own name. The name may be any text and is never used as a path."""
     name = PurePosixPath((upload.filename or "").replace("\\", "/")).name
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in SUFFIXES:
@@ -101,7 +101,7 @@ def _read(upload: UploadFile) -> list[Document]:
 
 
 def _replace(store: DocumentStore, documents: list[Document], progress: BuildListener) -> AddReport:
-    """Add the documents of files, and remove those that earlier files of the same names held besides."""
+    """Add the documents of files. Remove documents that only earlier files with the same names contained."""
     report = store.add(documents, progress=progress)
     sources, names = {document.source for document in documents}, {document.id for document in documents}
     store.discard(old.id for old in store.documents() if old.source in sources and old.id not in names)
@@ -109,7 +109,7 @@ def _replace(store: DocumentStore, documents: list[Document], progress: BuildLis
 
 
 async def _adding(work: Callable[[BuildListener], AddReport], gate: ConcurrencyLimit, stream: bool) -> Response:
-    """Add, one request at a time; tell how far it is, if that was asked for."""
+    """Add documents, one request at a time. If `stream` is true, the response reports progress."""
     if stream:
         return StreamingResponse(
             _progress(work, gate), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
@@ -124,7 +124,7 @@ def _done(report: AddReport) -> dict[str, Any]:
 
 
 async def _progress(work: Callable[[BuildListener], AddReport], gate: ConcurrencyLimit) -> AsyncGenerator[str, None]:
-    """Yield how far the work is, and what it did; what was begun goes on when the reader is gone."""
+    """Yield the progress of the work, then its report. Work that has begun continues if the client disconnects."""
     loop, states = asyncio.get_running_loop(), asyncio.Queue[BuildProgress | None]()
 
     def tell(state: BuildProgress) -> None:

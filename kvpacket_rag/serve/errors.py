@@ -1,4 +1,4 @@
-"""Errors of this package as HTTP statuses and bodies that OpenAI's clients read."""
+"""Convert errors of this package into HTTP statuses and bodies that OpenAI's clients understand."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ STATUS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (MissingDependencyError, 501, "server_error", "missing_dependency"),
     (KVPacketError, 503, "server_error", "unavailable"),
 )
-"""The first that fits."""
+"""The first entry that matches an error applies."""
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for an error; those not of this package say nothing of their inside."""
+    """Return the status and body for an error. For errors from outside this package, the body has no details."""
     for kind, status, category, code in STATUS:
         if isinstance(error, kind):
             return status, error_body(str(error), category, code)
-    return 500, error_body("Something went wrong inside the server; its log says what.", "server_error", "internal")
+    return 500, error_body(
+        "The server failed with an internal error. See its log for details.", "server_error", "internal"
+    )

@@ -1,4 +1,4 @@
-"""What a server accepts at most: the longest request body, and how many requests run and wait."""
+"""Limits of the server: the maximum size of a request, and how many requests run and wait."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["BodyLimit", "ConcurrencyLimit", "Limits"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on at most."""
+    """The limits of a server."""
 
     concurrent: int = 4
-    """Questions answered at a time; they share one model, which reads one prompt at a time."""
+    """Questions answered at a time. They share one model, which prefills one prompt at a time."""
     waiting: int = 64
-    """Questions that may wait for their turn; the next is turned away with status 429."""
+    """Questions that may wait. The next one is refused with status 429."""
     body_bytes: int = 32 * 10**6
-    """The longest request."""
+    """The maximum size of a request in bytes."""
 
 
 class ConcurrencyLimit:
-    """Lets in some at a time, and makes some more wait: `async with gate`."""
+    """Lets a limited number of requests run at a time, and a limited number wait: `async with gate`."""
 
     def __init__(self, concurrent: int, waiting: int) -> None:
         self._free, self._waiting, self._most = asyncio.Semaphore(concurrent), 0, waiting
 
     async def __aenter__(self) -> None:
-        """Wait for a place. Raises `BusyError` if too many wait already."""
+        """Wait for a free place. Raises `BusyError` if too many requests are waiting already."""
         if self._free.locked() and self._waiting >= self._most:
             raise BusyError(f"{self._waiting} requests are waiting already. Try again in a moment.")
         self._waiting += 1
@@ -49,7 +49,7 @@ class ConcurrencyLimit:
 
 
 class BodyLimit:
-    """Refuses requests whose body is longer than a limit, whatever length they announce."""
+    """Middleware that refuses requests whose body is longer than a limit, whatever length they declare."""
 
     def __init__(self, app: ASGIApp, *, body_bytes: int) -> None:
         self.app, self._body_bytes = app, body_bytes
@@ -70,7 +70,7 @@ class BodyLimit:
         return f"The request is longer than {self._body_bytes:,} bytes. Send fewer documents at a time, or raise --max-body."
 
     def _counted(self, receive: Receive) -> Receive:
-        """Count the bytes that arrive: a request need not announce its length, or may announce another."""
+        """Count the bytes that arrive, because a request may declare no length or a wrong one."""
         taken = 0
 
         async def counting() -> Message:

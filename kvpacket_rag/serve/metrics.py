@@ -1,4 +1,4 @@
-"""Events counted for Prometheus (extra `metrics`): `DocumentStore.open(..., hooks=[Metrics()])`."""
+"""A hook that counts events for Prometheus (extra `metrics`): `DocumentStore.open(..., hooks=[Metrics()])`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class Metrics:
-    """A hook that counts. Several stores may share one; give each registry one only."""
+    """A hook that counts events. Several stores may share one hook. A registry can hold only one."""
 
     def __init__(self, registry: Any = None) -> None:
-        """registry: a `prometheus_client.CollectorRegistry`, default the one of the process.
+        """registry: a `prometheus_client.CollectorRegistry`; default the registry of the process.
 
         Raises `MissingDependencyError` without prometheus-client.
         """
@@ -37,24 +37,27 @@ class Metrics:
         def counter(name: str, about: str, *labels: str) -> Any:
             return client.Counter(f"kvpacket_{name}", about, labels, registry=self.registry)
 
-        self._packets = counter("packets", "Packets asked for, by where they came from.", "source")
-        self._read = counter("read_bytes", "Bytes of packets read from where they lie.")
+        self._packets = counter("packets", "Packets requested, by source.", "source")
+        self._read = counter("read_bytes", "Bytes of packets read from storage.")
         self._built = counter("built_tokens", "Tokens of packets that were built.")
         self._building = counter("building_seconds", "Seconds spent building packets.")
-        self._evicted = counter("evicted_packets", "Packets that went because of the store's limit.")
-        self._evicted_bytes = counter("evicted_bytes", "Bytes of those.")
-        self._damaged = counter("damaged_packets", "Packets that were not what was written.")
-        self._documents = counter("documents", "Documents, by what was done.", "change")
-        self._tokens = counter("prompt_tokens", "Tokens of prompts, by where their states came from.", "source")
+        self._evicted = counter("evicted_packets", "Packets evicted because of the store's limit.")
+        self._evicted_bytes = counter("evicted_bytes", "Bytes of evicted packets.")
+        self._damaged = counter("damaged_packets", "Packets found to be damaged.")
+        self._documents = counter("documents", "Documents, by kind of change.", "change")
+        self._tokens = counter("prompt_tokens", "Tokens of prompts, by source of their states.", "source")
         self._steps = client.Histogram(
-            "kvpacket_step_seconds", "Seconds, by step of answering.", ("step", "method"), buckets=SECONDS, registry=self.registry
+            "kvpacket_step_seconds", "Seconds per step of answering.", ("step", "method"), buckets=SECONDS, registry=self.registry
         )  # fmt: skip
         self._index = client.Histogram(
-            "kvpacket_index_seconds", "Seconds of finding the nearest chunks.", buckets=SECONDS, registry=self.registry
+            "kvpacket_index_seconds",
+            "Seconds spent finding the nearest chunks.",
+            buckets=SECONDS,
+            registry=self.registry,
         )
 
     def __call__(self, event: Event) -> None:
-        """Count an event; those of no interest are left."""
+        """Count an event. Events without a counter are ignored."""
         match event:
             case PacketsLoaded():
                 for source, count in (("memory", event.from_memory), ("read", event.read), ("built", event.missing)):

@@ -1,4 +1,4 @@
-"""What goes over the wire: OpenAI's chat completions, with what was retrieved and what it cost as one more field."""
+"""Requests and responses of OpenAI's chat completions, with one more field for sources and cost."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kvpacket_rag.errors import InputError, NotFoundError
 __all__ = ["EXTENSION", "ChatRequest", "Conversation", "check_model", "completion", "error_body", "event", "piece"]
 
 EXTENSION = "kvpacket"
-"""The field of requests and responses that OpenAI's interface does not have."""
+"""The field of requests and responses that OpenAI's API does not have."""
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "reasoning_effort", "verbosity",
 }  # fmt: skip
-"""Settings of OpenAI's interface that change no answer of ours: taken, and left."""
+"""Settings of OpenAI's API that do not change the answers of this server. They are accepted and ignored."""
 NOTHING: tuple[Any, ...] = (None, 0, False, "", "auto", "none", [], {}, {"type": "text"})
-"""Values of settings of which this server has none that ask for nothing."""
+"""Values that turn a setting off. They are accepted for settings that this server does not support."""
 
 
 class TextPart(BaseModel):
@@ -60,13 +60,13 @@ class Options(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 def check_model(asked: str, model: str) -> None:
-    """Raise `NotFoundError` if another model is asked for than the one there is."""
+    """Raise `NotFoundError` if a request asks for another model than that of the knowledge base."""
     if asked != model:
         raise NotFoundError(f"There is no model {asked!r} here; the model of this knowledge base is {model!r}.")
 
@@ -90,16 +90,18 @@ class ChatRequest(BaseModel):
     kvpacket: Options = Options()
 
     def check(self, model: str) -> None:
-        """Raise `InputError` for a setting this server does not have, `NotFoundError` for another model than the one it has."""
+        """Raise `InputError` for a setting that this server does not support, `NotFoundError` for another model."""
         asked = sorted(
             name for name, value in (self.model_extra or {}).items() if name not in HARMLESS and value not in NOTHING
         )
         if asked:
-            raise InputError(f"This server takes no {', '.join(asked)}. Leave it out; documents come by themselves.")
+            raise InputError(
+                f"This server does not support {', '.join(asked)}. Leave it out; the server adds documents to the prompt itself."
+            )
         check_model(self.model or model, model)
 
     def config(self, defaults: GenerationConfig) -> GenerationConfig:
-        """How to choose tokens and when to stop. Raises `InputError` for a value out of range."""
+        """Return how to choose tokens and when to stop. Raises `InputError` for a value out of range."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         given = {
             "temperature": self.temperature,
@@ -112,19 +114,19 @@ class ChatRequest(BaseModel):
 
 
 class Conversation:
-    """The messages of a request as a question, what was said before, and the system's text."""
+    """The messages of a request, split into the question, the earlier turns and the system text."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        """Raise `InputError` unless the last message is the user's and turns alternate."""
+        """Raise `InputError` unless the last message is the user's. The chat template checks that turns alternate."""
         self.system = "\n\n".join(m.text for m in messages if m.role in ("system", "developer"))
         turns = [m for m in messages if m.role in ("user", "assistant")]
         if not turns or turns[-1].role != "user":
-            raise InputError("The last message must be the user's: it is the question. Put it at the end.")
+            raise InputError("The last message must be the user's, because it is the question. Put it at the end.")
         self.question = turns[-1].text
         self.history = tuple({"role": turn.role, "content": turn.text} for turn in turns[:-1])
 
     def asking(self, rag: RAG) -> RAG:
-        """What answers, with the system's text of this conversation if it has one."""
+        """Return the RAG that answers, with the system text of this conversation if there is one."""
         return replace(rag, style=replace(rag.style, system=self.system)) if self.system else rag
 
 
@@ -148,7 +150,7 @@ def _finish(answer: Answer, config: GenerationConfig) -> str:
 
 
 def completion(name: str, created: int, model: str, answer: Answer, config: GenerationConfig) -> dict[str, Any]:
-    """Give a whole answer, as OpenAI's `chat.completion`."""
+    """Return a whole answer as OpenAI's `chat.completion`."""
     message = {"role": "assistant", "content": answer.text}
     return {
         "id": name,
@@ -165,10 +167,10 @@ def piece(
     name: str, created: int, model: str, answer: Answer, *, text: str | None = None, ended: GenerationConfig | None = None,
     usage: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Give a piece of an answer, as OpenAI's `chat.completion.chunk`.
+    """Return a piece of an answer as OpenAI's `chat.completion.chunk`.
 
-    The first piece (neither text nor end) says what was retrieved, the last also what it cost; `usage` is the piece
-    after the last that some clients ask for.
+    The first piece (neither text nor end) has the sources, and the last piece also has the cost. `usage` requests the
+    piece after the last, which some clients ask for.
     """
     body: dict[str, Any] = {"id": name, "object": "chat.completion.chunk", "created": created, "model": model}
     if usage:
@@ -182,10 +184,10 @@ def piece(
 
 
 def error_body(message: str, kind: str, code: str) -> dict[str, Any]:
-    """Give an error, as OpenAI's clients read it."""
+    """Return an error in the form that OpenAI's clients understand."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def event(value: dict[str, Any]) -> str:
-    """Give one server-sent event."""
+    """Return one server-sent event."""
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -1,7 +1,7 @@
-"""From documents to rows and packets: split, embed, encode many chunks at a time, commit document by document.
+"""The builder splits and embeds documents, encodes many chunks at a time, and commits document by document.
 
-A document, its chunks, vectors and packets become visible in one transaction; until then the old version is
-served. An interruption keeps what was committed and leaves nothing else behind.
+A document, its chunks, vectors and packets become visible in one transaction. Until then, the store serves the old
+version. An interruption keeps what was committed and leaves nothing else behind.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from kvpacket_rag.store.removal import delete_document, raise_generation
 __all__ = ["BuildCounter", "Builder", "load_packets"]
 
 WINDOW_CHUNKS = 32
-"""Chunks gathered before they are encoded, so that forward passes are full; packets are on disk until they are committed."""
+"""Chunks gathered before they are encoded, so that forward passes are full. Packets wait on disk for the commit."""
 
 
 @dataclass(eq=False)
 class BuildCounter:
-    """Counts along."""
+    """Counts the work of a running build."""
 
     total: int | None
     started: float = field(default_factory=time.monotonic)
@@ -48,7 +48,7 @@ class BuildCounter:
         self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
 
     def progress(self) -> BuildProgress:
-        """Say how far it is."""
+        """Return the current progress."""
         done = self.report.added + self.report.updated + self.report.unchanged
         return BuildProgress(
             done, self.total, self.report.packets_built, self.report.tokens_built, time.monotonic() - self.started
@@ -57,7 +57,7 @@ class BuildCounter:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A document that is new or changed, and what it is cut into."""
+    """A new or changed document and its chunks."""
 
     document: Document
     chunks: list[Chunk]
@@ -65,25 +65,25 @@ class _Planned:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """What was made for the chunks of several documents, by content."""
+    """The vectors and packets made for the chunks of several documents, by content hash."""
 
     vectors: dict[str, Vectors]
-    """Of chunks whose document brings none."""
+    """Vectors of the chunks whose document has no vector of its own."""
     blobs: dict[str, WrittenBlob]
     needed: frozenset[str]
-    """Contents of all chunks of the window."""
+    """Content hashes of all chunks of the window."""
 
 
 class Builder:
-    """Builds documents into a store, with the model, splitter and embedder of its configuration."""
+    """Adds documents to a store, with the model, splitter and embedder of its configuration."""
 
     def __init__(self, database: Database, store: PacketStore, configuration: Configuration) -> None:
         self._database, self._store, self._configuration = database, store, configuration
         self._spec = configuration.packet_spec(1)
 
     def build(self, documents: Iterable[Document], progress: BuildListener | None = None) -> AddReport:
-        """Add documents, each in a transaction of its own; see `DocumentStore.add`."""
-        check_kind(documents, Iterable, "Documents", "Give a list of them, also for one.")
+        """Add documents, each in a transaction of its own. See `DocumentStore.add`."""
+        check_kind(documents, Iterable, "Documents", "Give a list, even for one document.")
         counter = BuildCounter(len(documents) if isinstance(documents, Sequence) else None)
         report = progress or (lambda _: None)
         for window in self._windows(documents, counter):
@@ -92,7 +92,7 @@ class Builder:
         return replace(counter.report, seconds=time.monotonic() - counter.started)
 
     def _windows(self, documents: Iterable[Document], counter: BuildCounter) -> Iterator[list[_Planned]]:
-        """Gather changed documents with their chunks until there is enough for full forward passes."""
+        """Yield new and changed documents with their chunks, in windows large enough for full forward passes."""
         window: list[_Planned] = []
         seen: set[str] = set()
         for document in documents:
@@ -122,7 +122,7 @@ class Builder:
         try:
             for blob, _ in self._write_packets([chunk for chunk in chunks if chunk.content in missing], self._spec):
                 if not blob.file:
-                    continue  # the store's limit left no room; it is built when a question needs it
+                    continue  # the store's limit left no room; the packet is built when a question needs it
                 window.blobs[blob.content] = blob
                 counter.count(packets_built=1, tokens_built=blob.tokens)
                 report(counter.progress())
@@ -134,7 +134,7 @@ class Builder:
             self._store.discard([blob.file for blob in window.blobs.values()])
 
     def _embed(self, chunks: Sequence[Chunk]) -> dict[str, Vectors]:
-        """Unit vectors of chunks, by content. Raises `MismatchError` if their length is not that of the stored ones."""
+        """Return unit vectors by content hash. Raises `MismatchError` if their length differs from stored vectors."""
         if not chunks:
             return {}
         rows = unit_vectors(self._configuration.embedder.embed([chunk.text for chunk in chunks]))
@@ -142,13 +142,16 @@ class Builder:
         return dict(zip([chunk.content for chunk in chunks], rows, strict=True))
 
     def _given_vector(self, document: Document) -> Vectors | None:
-        """The vector a document brings, empty if it is not to be found. Raises `MismatchError` if its length is not that of the stored ones."""
+        """Return the document's own vector, an empty one if searches must not find it, or None if it has none.
+
+        Raises `MismatchError` if its length differs from stored vectors.
+        """
         if not document.vector:
             return None if document.vector is None else np.empty(0, np.float32)
         return self._configuration.check_vector(unit_vectors(document.vector))
 
     def _missing(self, chunks: Sequence[Chunk]) -> set[str]:
-        """Contents of chunks that have no packet of the builder's spec yet."""
+        """Return the content hashes of the chunks that have no packet of the builder's spec yet."""
         contents = [chunk.content for chunk in chunks]
         table = packet_table.c
         present: set[str] = set()
@@ -163,12 +166,12 @@ class Builder:
     def _write_packets(
         self, chunks: Sequence[Chunk], spec: PacketSpec, *, evict: bool = True
     ) -> Iterator[tuple[WrittenBlob, bytes]]:
-        """Encode chunks and write each packet to a file as it is ready; no row names the files yet.
+        """Encode chunks and write each packet to a file as soon as it is ready. No row names the files yet.
 
-        Yields what is known of each file, and its bytes.
+        Yields a description of each file and its bytes.
         """
         ids = [chunk.token_ids for chunk in chunks]
-        # What is quantised is quantised from the numbers the model computed, not from rounded ones.
+        # Quantise from the numbers that the model computed, not from rounded ones.
         kept = None if spec.storage.bits else spec.storage.dtype
         began, tokens = time.perf_counter(), 0
         for _, packet in self._configuration.model.encode_each(ids, anchor=spec.anchor_ids, storage=kept):
@@ -179,9 +182,9 @@ class Builder:
             self._store.events.emit(PacketsBuilt(len(ids), tokens, time.perf_counter() - began))
 
     def build_on_demand(self, chunks: Sequence[Chunk], spec: PacketSpec, *, evict: bool = True) -> dict[str, Packet]:
-        """Build and store packets that a question needs and the store lacks; returns them by content.
+        """Build and store packets that a question needs and the store lacks. Return them by content hash.
 
-        evict: whether others may go for them where the store has a limit; if not, what has no room is left out.
+        evict: whether other packets may be evicted if the store has a limit. If not, packets without room are left out.
         """
         blobs: list[WrittenBlob] = []
         packets: dict[str, Packet] = {}
@@ -190,7 +193,7 @@ class Builder:
                 if not (blob.file or evict):
                     break
                 blobs.append(blob)
-                # As it will be read again: a format may round.
+                # Decode the written bytes: the number format may have rounded them.
                 packets[blob.content] = codec.decode(bytearray(data), spec.fingerprint, blob.key[:12])
             if self._database.read_only:
                 return packets
@@ -200,13 +203,13 @@ class Builder:
                 needed = set(connection.execute(sa.select(table).where(table.in_(list(packets)))).scalars())
                 self._store.insert(connection, [blob for blob in blobs if blob.content in needed], spec.anchor)
         except BlobsLostError:
-            pass  # garbage collection was faster; the next question builds them again
+            pass  # garbage collection removed the files first; the next question builds the packets again
         finally:
             self._store.discard([blob.file for blob in blobs])
         return packets
 
     def _commit(self, plan: _Planned, window: _Window) -> bool:
-        """Put one document in place of its old version, if any; returns whether there was one."""
+        """Store one document in place of its old version, if any. Return whether there was one."""
         while True:
             try:
                 return self._replace(plan, window)
@@ -254,7 +257,7 @@ def _chunk_row(chunk: Chunk, document_id: int, vector: Vectors) -> dict[str, obj
 
 
 def _check_finite(packet: Packet, storage: Storage) -> None:
-    """Refuse to store states that a narrower number format cannot hold."""
+    """Raise `KVPacketError` if some states are too large for float16 packets."""
     if storage.name == "float16" and not all(
         dense(part).isfinite().all() for s in packet.states for part in (s.keys, s.values)
     ):
@@ -264,21 +267,21 @@ def _check_finite(packet: Packet, storage: Storage) -> None:
 
 
 def _check_document(given: object) -> None:
-    """Raise `InputError` for what is no document, and say how to make one of what many people have."""
+    """Raise `InputError` for anything but a `Document`. The message says how to convert common types."""
     do = "Make one: Document(text, id=..., metadata=...)."
     if hasattr(given, "page_content"):
         do = "Make one: Document(d.page_content, metadata=d.metadata), or add it to a langchain_kvpacket.KVPacketVectorStore."
     elif hasattr(given, "get_content"):
         do = "Make one: Document(node.get_content(), metadata=node.metadata), or add it to a llama_index_kvpacket.KVPacketVectorStore."
-    check_kind(given, Document, "What is added", do)
+    check_kind(given, Document, "Each added item", do)
 
 
 def load_packets(
     store: PacketStore, builder: Builder, configuration: Configuration, chunks: Sequence[Chunk]
 ) -> LoadedPackets:
-    """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.
+    """Return the packets of chunks in context order. Packets that are not stored are built, stored and counted.
 
-    Raises `DamagedError` if a stored packet is not what was written.
+    Raises `DamagedError` if a stored packet is damaged.
     """
     prints = [configuration.packet_spec(place).fingerprint for place in range(len(chunks))]
     keys = [fingerprint.packet_key(chunk.content) for fingerprint, chunk in zip(prints, chunks, strict=True)]

@@ -1,4 +1,4 @@
-"""The chunk rows of a store: read by id, by document and by content, and as a search needs them."""
+"""Reads the chunk rows of a store by id, by document and by content, and provides them for searches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a store is built and read with: settings, model, embedder, and how its packets are made.
+"""The configuration of a store: settings, model, embedder, and how its packets are made.
 
-Settings are recorded at the first `add` and fixed from then on; another model or embedder is refused by name.
+The first `add` records the settings and fixes them. After that, a different model or embedder is refused, and the error
+names both.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ __all__ = ["ADAPTER", "Configuration", "read_adapter", "write_adapter"]
 logger = logging.getLogger(__name__)
 
 ADAPTER = "adapter"
-"""The fact that holds the adapter of a store that does not use the one of the package."""
+"""The fact that holds the store's own adapter, if the store does not use the adapter of the package."""
 
 
 def _anchors(settings: StoreSettings, adapter: Adapter) -> tuple[Anchor, Anchor]:
-    """What chunks see in the first place and in later ones: as set, else as the adapter was trained."""
+    """Return the anchors of the first place and of later places: as set, else as in the adapter's training."""
     first, later = default_anchors(adapter)
     later = Anchor(settings.anchor or later)
     first = Anchor.NONE if later is Anchor.NONE else first
@@ -46,7 +47,10 @@ def _anchors(settings: StoreSettings, adapter: Adapter) -> tuple[Anchor, Anchor]
 
 
 def _recorded(connection: sa.Connection) -> dict[str, Any] | None:
-    """Settings that hold: none before the first document is in, so that a failed first `add` fixes nothing."""
+    """Return the recorded settings, or None if the store has no documents.
+
+    They count only once a document is stored, so that a failed first `add` fixes nothing.
+    """
     if connection.execute(sa.select(documents.c.id).limit(1)).first() is None:
         return None
     settings: dict[str, Any] | None = read_fact(connection, "settings")
@@ -54,7 +58,7 @@ def _recorded(connection: sa.Connection) -> dict[str, Any] | None:
 
 
 class Configuration:
-    """Settings of one store, with the model and embedder they name, loaded when first needed."""
+    """Settings of one store, with the model and embedder they name, which are loaded on first use."""
 
     def __init__(
         self,
@@ -65,9 +69,9 @@ class Configuration:
         model: Engine | None,
         embedder: Embedder | None,
     ) -> None:
-        """given: settings the caller asks for, None where the recorded ones hold.
+        """given: settings that the caller asks for; None keeps the recorded one.
 
-        Raises `MismatchError` if they, or the model, are not those the store was made with.
+        Raises `MismatchError` if these settings or the model differ from those the store was built with.
         """
         self._database, self._location, self._namespace = database, location, namespace
         with database.reading() as connection:
@@ -84,7 +88,7 @@ class Configuration:
 
     @property
     def model(self) -> Engine:
-        """The generator."""
+        """The generator, loaded on first use."""
         with self._lock:
             if self._model is None:
                 model = self._load_model()
@@ -98,14 +102,14 @@ class Configuration:
 
     @property
     def embedder(self) -> Embedder:
-        """The embedder."""
+        """The embedder, loaded on first use."""
         with self._lock:
             if self._embedder is None:
                 self._embedder = SentenceEmbedder(self.settings.embedder)
             return self._embedder
 
     def packet_spec(self, place: int) -> PacketSpec:
-        """How packets for a place in the context (0 is first) are made."""
+        """Return the spec of packets for a place in the context. Place 0 is the first."""
         anchor = _anchors(self.settings, self.model.adapter)[min(place, 1)]
         with self._lock:
             if anchor not in self._specs:
@@ -118,15 +122,15 @@ class Configuration:
 
     @cached_property
     def splitter(self) -> Splitter:
-        """Cuts documents by the generator's tokens."""
+        """The splitter, which counts the generator's tokens."""
         return Splitter(self.model, self.settings.chunk_tokens)
 
     def embed(self, text: str) -> Vectors:
-        """Embed a question as a unit vector. Raises `MismatchError` if its length is not that of the stored ones."""
+        """Embed a question as a unit vector. Raises `MismatchError` if its length differs from stored vectors."""
         return self.check_vector(unit_vectors(embed_question(self.embedder, text)))
 
     def check_vector(self, vector: Vectors) -> Vectors:
-        """Give the vector back. Raises `MismatchError` if its length is not that of the stored ones."""
+        """Return the vector unchanged. Raises `MismatchError` if its length differs from stored vectors."""
         expected = self.settings.dimension
         if expected not in (None, len(vector)):
             raise MismatchError(
@@ -139,22 +143,22 @@ class Configuration:
         return vector
 
     def prepare(self) -> None:
-        """Settle what documents will be built with, before the first is: nothing is written yet.
+        """Determine all settings before the first document is built. Nothing is written yet.
 
-        Raises `InputError` if chunks do not fit the model, `MismatchError` if the embedder is another one.
+        Raises `InputError` if chunks do not fit the model, `MismatchError` if the embedder is a different one.
         """
         spec, splitter = self.packet_spec(1), self.splitter
         self._check_fit(self.model, spec)
         card = self.model.adapter.card
         if card.far_from(splitter.chunk_tokens):
             logger.warning(
-                "Chunks of %d tokens are far from those the adapter was trained on (%d to %d); measure before relying on it.",
+                "Chunks of %d tokens are far from those the adapter was trained on (%d to %d). Measure before you rely on it.",
                 splitter.chunk_tokens, *card.chunk_lengths,
             )  # fmt: skip
         if spec.storage.name == "int4" and self.model.name not in MEASURED_IN_4_BIT:
             logger.warning(
-                "What packets in 4 bit cost is not known of %s; measure it with `kvpacket bench fidelity --methods "
-                "anchored,anchored-int4 --format needle --format biography` before relying on them.",
+                "The fidelity of 4-bit packets is not known for %s. Measure it with `kvpacket bench fidelity --methods "
+                "anchored,anchored-int4 --format needle --format biography` before you rely on them.",
                 self.model.name,
             )
         self.settings = replace(
@@ -169,9 +173,10 @@ class Configuration:
         )
 
     def change(self, anchor: Anchor | None, texts: Sequence[str] = (), adapter: Adapter | None = None) -> None:
-        """Make packets in another way from now on; those that are there are of no use until they are made anew.
+        """Change how packets are made from now on. Existing packets are of no use until they are rebuilt.
 
-        anchor: default the one the adapter brings. adapter: default the present one; otherwise it is kept with the store.
+        anchor: default the anchor of the adapter. texts: the passages of a corpus anchor.
+        adapter: default the current one; a new one is saved in the store.
         Raises `AdapterError` if the adapter belongs to another model.
         """
         check_kind(adapter, (Adapter, type(None)), "The adapter", "Read one with Adapter.load(path).")
@@ -194,7 +199,7 @@ class Configuration:
             self._own = adapter or self._own
 
     def _check_fit(self, model: Engine, spec: PacketSpec) -> None:
-        """Raise `InputError` unless the longest chunk fits the model's positions behind the anchor."""
+        """Raise `InputError` unless the anchor and the longest chunk together fit the model's positions."""
         around = len(model.adapter.header) + len(model.adapter.trailer) + len(model.text.separator)
         if self.settings.chunk_tokens + around + len(spec.anchor_ids) > model.max_positions:
             raise InputError(
@@ -203,10 +208,10 @@ class Configuration:
             )
 
     def record(self, connection: sa.Connection) -> None:
-        """Write down what the store is made with, in the transaction of its first document.
+        """Record the settings of the store, in the transaction of its first document.
 
-        With a later document, compare: another process may have been first. Raises `MismatchError` if it used
-        something else.
+        For a later document, compare them instead, because another process may have been first. Raises `MismatchError`
+        if that process used different settings.
         """
         if (recorded := _recorded(connection)) is None:
             write_fact(connection, "settings", asdict(self.settings))
@@ -216,16 +221,17 @@ class Configuration:
             self._compare(connection, self.packet_spec(1).fingerprint, self.model.name)
 
     def _check_model(self, model: Engine) -> None:
-        """Refuse a model other than the one the packets were made with, before anything is read or written."""
+        """Raise `MismatchError` if the packets were made with a different model, before anything is read or written."""
         with self._database.reading() as connection:
             if _recorded(connection) is not None:
                 spec = self._spec(model, _anchors(self.settings, model.adapter)[1], self.settings)
                 self._compare(connection, spec.fingerprint, model.name)
 
     def _compare(self, connection: sa.Connection, found: Fingerprint, name: str) -> None:
-        """Raise `MismatchError` unless the packets of the store were made as `found` says.
+        """Raise `MismatchError` unless the packets of the store match the fingerprint `found`.
 
-        Another adapter, or another anchor trained with one, is another spec for new packets, not another model.
+        A different adapter, or a different anchor trained with one, changes the spec of new packets. It does not count
+        as a different model.
         """
         fields = read_fact(connection, "fingerprint")
         trained = {"anchor": found.anchor} if self.settings.anchor == Anchor.TRAINED else {}
@@ -235,11 +241,11 @@ class Configuration:
 
 
 def read_adapter(connection: sa.Connection) -> bytes | None:
-    """The bytes of the store's own adapter, if it has one."""
+    """Return the bytes of the store's own adapter, or None if it has none."""
     text: str | None = read_fact(connection, ADAPTER)
     return None if text is None else base64.b64decode(text)
 
 
 def write_adapter(connection: sa.Connection, data: bytes | bytearray) -> None:
-    """Keep an adapter with the store."""
+    """Save an adapter in the store."""
     write_fact(connection, ADAPTER, base64.b64encode(data).decode())

@@ -1,4 +1,4 @@
-"""The document store: documents in, the chunks nearest a question out, with their packets."""
+"""The document store: it holds documents, and finds the chunks nearest to a question, with their packets."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ __all__ = ["DocumentStore"]
 
 
 class DocumentStore:
-    """Documents, their chunks and vectors, and a packet per chunk: in a folder, or in a database and a store of objects.
+    """Documents with their chunks and vectors, and a packet for each chunk.
 
-    Threads may share one store; processes may open the same one at the same time.
+    They are stored in a folder, or in a database and an object store. Threads may share one store, and several
+    processes may open the same store at the same time.
     """
 
     def __init__(
         self, place: StoreLocation, configuration: Configuration, *, ram_bytes: int = DEFAULT_RAM_BYTES, hooks: Sequence[Hook] = ()
     ) -> None:  # fmt: skip
-        """Use `DocumentStore.open`."""
+        """Use `DocumentStore.open` instead."""
         self._place, self._configuration, self._database = place, configuration, place.database
         self.location, self.folder, self.namespace = place.location, place.folder, place.namespace
         self.events = Events(hooks)
@@ -58,7 +59,7 @@ class DocumentStore:
         self._chunks = StoredChunks(place.database)
         self._search = Search(self._chunks)
         self.adopting = threading.Lock()
-        """Held by who looks for texts in order to add those that are not there."""
+        """Lock held while missing texts are looked up and added."""
 
     @classmethod
     def open(
@@ -68,18 +69,18 @@ class DocumentStore:
         blob_options: Mapping[str, Any] | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES, read_only: bool = False,
         verify: str | Path | None = None, hooks: Sequence[Hook] = (),
     ) -> DocumentStore:  # fmt: skip
-        """Open the store at `location`, making it if there is none and `create` is set.
+        """Open the store at `location`. Create it if there is none and `create` is set.
 
-        location: a folder, `postgresql://host/name`, or a bundle, which is only read.
-        model: a loaded model or a name; default the one the store was built with. Loaded when first needed.
-        embedder: likewise. chunk_tokens, anchor, first_anchor, storage: see `StoreSettings`; fixed once documents are in.
-        ram_bytes: packets kept in memory.
-        namespace: stores at one location that share nothing. blobs: where packets lie, such as `s3://bucket/prefix`;
-        recorded, default the folder. blob_options: for fsspec. cache_bytes: copies kept here of packets that lie elsewhere.
-        read_only: write nothing; what is not stored is built and forgotten. verify: public key a bundle must be signed
-        with. hooks: told of each step, see `events`.
-        Raises `NotFoundError` without a store to open, `MismatchError` if the store was made with something else
-        than what is given, `DamagedError` if its database is damaged, `SignatureError`.
+        location: a folder, `postgresql://host/name`, or a bundle, which is read-only.
+        model, embedder: a loaded one or a name, loaded on first use; default the one the store was built with.
+        chunk_tokens, anchor, first_anchor, storage: see `StoreSettings`; fixed by the first document.
+        ram_bytes: most bytes of packets cached in memory. blob_options: passed to fsspec.
+        namespace: stores in different namespaces share nothing. blobs: where packets are stored, such as
+        `s3://bucket/prefix`; recorded; default the folder. cache_bytes: most bytes of copies of such packets here.
+        read_only: write nothing; missing packets are built and not stored. verify: public key that a bundle's signature
+        must match. hooks: called with each event, see `events`.
+        Raises `NotFoundError` if there is no store to open, `MismatchError` if the store was built with settings other
+        than those given, `DamagedError` if its database is damaged, `SignatureError`.
         """
         check_kind(location, (str, Path), "The location of a store", "Give a folder, an address or a bundle.")
         given = asked(model, embedder, anchor, first_anchor, chunk_tokens, storage)
@@ -117,7 +118,7 @@ class DocumentStore:
 
     @property
     def settings(self) -> StoreSettings:
-        """What the store is made with."""
+        """The settings of the store."""
         return self._configuration.settings
 
     @property
@@ -139,10 +140,10 @@ class DocumentStore:
         return Builder(self._database, self._packets, self._configuration)
 
     def add(self, documents: Iterable[Document], *, progress: BuildListener | None = None) -> AddReport:
-        """Add documents, or replace those of the same id; each becomes visible at once and as a whole.
+        """Add documents, or replace those with the same id. Each becomes visible as a whole, once it is finished.
 
-        Unchanged documents cost nothing; chunks of equal text share one packet. An interruption keeps what was
-        finished. progress: called as chunks are encoded and documents finished.
+        Unchanged documents cost nothing, and chunks with equal text share one packet. An interruption keeps what was
+        finished. progress: called whenever a chunk is encoded or a document is finished.
         """
         self._configuration.prepare()
         return self._builder().build(documents, progress)
@@ -150,11 +151,11 @@ class DocumentStore:
     def add_paths(
         self, paths: Sequence[str | Path] | str | Path, *, progress: BuildListener | None = None
     ) -> AddReport:
-        """Add a file or folder, or several, with all readable files below; ids are paths below the folder's parent.
+        """Add files, or folders with all readable files in them. Ids are paths relative to the folder's parent.
 
-        A file that was read before and now holds fewer documents (JSON lines) loses the others. Raises
-        `DocumentError` for a path that does not exist and for a file named directly that cannot be read; files
-        inside folders that cannot be read are listed in the report.
+        If a file was added before and now holds fewer documents (JSON lines), the others are removed. Raises
+        `DocumentError` for a path that does not exist and for a file named directly that cannot be read. The report
+        lists files inside folders that cannot be read.
         """
         read = read_paths(paths)
         check_sources(self.documents(), read.documents, self.location)
@@ -163,40 +164,40 @@ class DocumentStore:
         return replace(report, failed=read.failed)
 
     def remove(self, document_id: str) -> None:
-        """Remove a document with its chunks, vectors and the packets no other document shares.
+        """Remove a document with its chunks, its vectors and the packets that no other document shares.
 
-        Raises `NotFoundError` if there is none of that id.
+        Raises `NotFoundError` if no document has this id.
         """
         remove_document(self._database, self._packets, document_id, self.location)
 
     def discard(self, document_ids: Iterable[str]) -> None:
-        """Remove documents like `remove`; ids that are not there are ignored."""
+        """Remove documents as `remove` does, and ignore unknown ids."""
         for name in document_ids:
             with contextlib.suppress(NotFoundError):
                 self.remove(name)
 
     def documents(self) -> list[StoredDocument]:
-        """List the documents, by id."""
+        """Return the documents, sorted by id."""
         return list_documents(self._database)
 
     def chunks(self) -> list[Chunk]:
-        """All chunks, in the order they were added."""
+        """Return all chunks, in the order in which they were added."""
         return self._chunks.every_chunk()
 
     def search(self, question: str, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
-        """Find the k chunks nearest the question, best first; fewer if the store has fewer.
+        """Return the k chunks nearest to the question, best first; fewer if the store has fewer.
 
-        filter: applied before the k nearest are taken. Raises `InputError` for k below 1 or an empty question.
+        filter: applied before the k nearest are chosen. Raises `InputError` for k below 1 or an empty question.
         """
         check_question(question)
         return self.nearest(self.embed(question), k, filter=filter)
 
     def embed(self, question: str) -> Vectors:
-        """Unit vector [dimension] of a question."""
+        """Return the unit vector [dimension] of a question."""
         return self._configuration.embed(question)
 
     def nearest(self, vector: Vectors, k: int = 4, *, filter: Filter | None = None) -> list[Hit]:
-        """Like `search`, for a vector [dimension] of the store's embedder, of any length but zero."""
+        """Search as `search` does, for a vector [dimension] of the store's embedder with any norm but zero."""
         check_count(k, "k")
         began = time.perf_counter()
         found = self._search.nearest(self._configuration.check_vector(unit_vectors(vector)), k, filter)
@@ -204,41 +205,41 @@ class DocumentStore:
         return found
 
     def find(self, text: str) -> list[Found]:
-        """Find the chunks that stand in a text word for word, from left to right, none overlapping.
+        """Find the chunks that occur word for word in a text, from left to right and without overlaps.
 
-        Chunks shorter than `kvpacket_rag.finding.SHORTEST` characters are not found.
+        Chunks shorter than `kvpacket_rag.retrieval.text_finder.SHORTEST` characters are not found.
         """
         return self._search.find(text)
 
     def find_whole(self, text: str) -> Chunk | None:
-        """Give the chunk that is exactly this text, however short, if there is one."""
+        """Return the chunk whose text is exactly this one, however short, or None if there is none."""
         hits = self._chunks.by_content(content_hash(chunk_tokens(self.model.text, text)))
         return next((hit.chunk for hit in hits if hit.chunk.text == text), None)
 
     def get(self, chunk_ids: Sequence[str]) -> dict[str, Hit]:
-        """Chunks by id, with score 0; ids that are not there are left out."""
+        """Return chunks by id, with score 0; unknown ids are left out."""
         return self._chunks.by_id(chunk_ids)
 
     def of_documents(self, document_ids: Sequence[str]) -> list[Hit]:
-        """Chunks of documents, with score 0, in the order they were added; ids that are not there are left out."""
+        """Return the chunks of documents, with score 0, in the order they were added; unknown ids are left out."""
         return self._chunks.by_document(document_ids)
 
     def nearest_with_vectors(
         self, vector: Vectors, k: int, *, filter: Filter | None = None
     ) -> tuple[list[Hit], list[Vectors]]:
-        """Like `nearest`, with the unit vector [dimension] of each chunk, to choose among them."""
+        """Search as `nearest` does, and also return each chunk's unit vector [dimension], to choose among them."""
         return self._search.with_vectors(self.nearest(vector, k, filter=filter))
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
-        """Give the packets of chunks in the order they will stand; those not stored are built, stored and counted.
+        """Return the packets of chunks in context order. Packets that are not stored are built, stored and counted.
 
-        Raises `DamagedError` if a stored packet is not what was written.
+        Raises `DamagedError` if a stored packet is damaged.
         """
         return load_packets(self._packets, self._builder(), self._configuration, chunks)
 
     @property
     def max_bytes(self) -> int | None:
-        """Most bytes of packet files, None without a limit; setting it removes the packets unused for longest at once."""
+        """Limit on the bytes of packet files, or None. Setting it evicts the least recently used packets at once."""
         return self._packets.cap.limit()
 
     @max_bytes.setter
@@ -246,7 +247,7 @@ class DocumentStore:
         self._packets.blobs.remove(self._packets.cap.change(limit))
 
     def forget_packets(self) -> None:
-        """Empty the memory of packets, so that the next question reads them from disk."""
+        """Empty the in-memory cache of packets, so that the next question reads them from disk."""
         self._packets.forget()
 
     def info(self) -> StoreInfo:
@@ -254,28 +255,31 @@ class DocumentStore:
         return inspect(self._database)
 
     def verify(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Check every stored byte. repair: drop what is damaged or left over, and rebuild the packets from their text."""
-        report = verify(self._database, self._packets, progress)
+        """Check every stored byte. repair: delete what is damaged or left over, and rebuild packets from their text."""
+        report = self._verify(progress)
         if not repair:
             return report
         drop_damaged(self._database, self._packets, report)
         if report.damaged or report.without_packet:
             self.build_missing()
-        return replace(verify(self._database, self._packets), repaired=len(report.damaged))
+        return replace(self._verify(), repaired=len(report.damaged))
+
+    def _verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        return verify(self._database, self._packets.blobs, self.events, progress)
 
     def build_missing(self, place: int = 1, progress: Callable[[int, int], None] | None = None) -> None:
-        """Build the packets that are not stored, now instead of when needed; place 0 is the first in a context, 1 any later."""
+        """Build missing packets now instead of on demand. place: 0 is the first place in a context, 1 any later one."""
         rebuild_missing(self._database, self._packets, self._chunks, self._configuration, place, progress)
 
     def remake(
         self, anchor: Anchor | None = None, *, texts: Sequence[str] = (), adapter: Adapter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Make all packets in another way: behind another anchor, or with another adapter, which the store then keeps.
+        """Rebuild all packets with another anchor, or with another adapter, which is then saved in the store.
 
-        anchor: default the one the adapter brings, else the neutral passages; texts: the passages of a corpus anchor.
-        Interrupted, what is missing is built when needed, or by the next call. Raises `AdapterError` if the adapter
-        belongs to another model.
+        anchor: default the anchor of the adapter, else the neutral passages; texts: the passages of a corpus anchor.
+        After an interruption, missing packets are built on demand or by the next call. Raises `AdapterError` if the
+        adapter belongs to another model.
         """
         self._configuration.change(anchor, texts, adapter)
         self.build_missing(progress=progress)
@@ -285,12 +289,12 @@ class DocumentStore:
         self, path: str | Path, *, documents: Sequence[str] | None = None, since: str | Path | None = None,
         sign: str | Path | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:  # fmt: skip
-        """Write documents, default all, or what has changed since an earlier bundle, into one file; see `exporting.export`."""
+        """Write documents (default all) or the changes since an earlier bundle to a file; see `exporter.export`."""
         earlier = None if since is None else Path(since)
         return export(
             self._database, self._packets, Path(path), only=documents, since=earlier, sign=sign, progress=progress
         )
 
     def collect_garbage(self) -> list[str]:
-        """Remove files and packets that nothing refers to; returns the removed files."""
+        """Remove files and packets that nothing refers to. Return the removed files."""
         return self._packets.collect_garbage()

@@ -1,6 +1,7 @@
-"""The most bytes of packet files a store may hold. What was unused for longest goes first, to be built again when needed.
+"""The limit on the bytes of packet files in a store. The least recently used packets are evicted first.
 
-Texts, vectors and metadata always stay. What is held is summed from the rows each time, and never counted along.
+Evicted packets are built again when they are needed. Texts, vectors and metadata always stay. The bytes in use are
+summed from the rows each time; there is no running total.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["MAX_BYTES", "Cap"]
 MAX_BYTES = "max_bytes"
 """The fact that holds the limit."""
 MOST_NOTED = 100_000
-"""Uses kept in memory at most, the last ones: where no limit is set they are never written down."""
+"""Most uses kept in memory; the oldest are dropped. Without a limit, uses are never written to the database."""
 NOTE_SECONDS = 60.0
-"""How long uses are gathered before they are written down, so that answering hardly ever writes."""
+"""Seconds for which uses are gathered before they are written, so that answering rarely writes."""
 
 
 class Cap:
@@ -38,12 +39,12 @@ class Cap:
         self._noted = time.monotonic()
 
     def limit(self) -> int | None:
-        """Bytes the packets may take together, None without a limit; all processes see the same."""
+        """Return the most bytes that all packets may take together, or None. All processes see the same limit."""
         with self._database.reading() as connection:
             return _limit(connection)
 
     def change(self, limit: int | None) -> list[str]:
-        """Set or lift the limit; returns the files of packets that had to go, to be removed.
+        """Set or lift the limit. Return the files of evicted packets, which the caller removes.
 
         Raises `InputError` for a limit below 1.
         """
@@ -55,10 +56,10 @@ class Cap:
         return self.make_room(0) or []
 
     def make_room(self, size: int, unrecorded: int = 0, *, evict: bool = True) -> list[str] | None:
-        """Delete packets until a file of `size` bytes may be written; returns their files, to be removed.
+        """Evict packets until a file of `size` bytes may be written. Return their files, which the caller removes.
 
-        unrecorded: bytes of files that are written already but that no row names yet. evict: whether others may go. None:
-        there is no room.
+        unrecorded: bytes of files that are written already but that no row names yet. evict: whether packets may be
+        evicted. Returns None if there is no room.
         """
         wanted = size + unrecorded
         with self._database.reading() as connection:
@@ -74,7 +75,7 @@ class Cap:
         return files
 
     def used(self, keys: Iterable[str]) -> None:
-        """Note that packets were used now; written down once in a while."""
+        """Record that packets were used now. The uses are written to the database from time to time."""
         with self._lock:
             now = time.time()
             for key in keys:
@@ -88,7 +89,10 @@ class Cap:
         self.note()
 
     def note(self) -> None:
-        """Write down what was used; left for the next time where another process is writing or the store cannot be written."""
+        """Write the last use of packets to the database.
+
+        If another process is writing or the store cannot be written, the uses wait for the next call.
+        """
         with suppress(StoreError):
             if self._used and self.limit() is not None:
                 with self._database.writing(wait=False) as connection:
@@ -111,7 +115,7 @@ def _held(connection: sa.Connection) -> int:
 
 
 def _evict(connection: sa.Connection, size: int) -> tuple[list[str], int]:
-    """Delete the packets unused for longest, of at least `size` bytes together; gives their files and bytes."""
+    """Delete the least recently used packets, at least `size` bytes in total. Return their files and bytes."""
     gone: list[str] = []
     files: list[str] = []
     freed = 0

@@ -1,4 +1,4 @@
-"""Looking after a store: what is in it, and whether every stored byte is what was written."""
+"""Lists the documents of a store and counts what it holds."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ __all__ = ["StoreInfo", "inspect", "list_documents"]
 
 
 LONGEST_VALUE = 80
-"""Characters of a setting that are shown."""
+"""Most characters of a setting that are shown."""
 
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What a store holds."""
+    """Counts and settings of a store."""
 
     documents: int
-    """Documents."""
+    """Number of documents."""
     chunks: int
-    """Chunks of all documents, equal ones counted each time."""
+    """Number of chunks in all documents; equal chunks count each time."""
     packets: int
-    """Stored packets; equal chunks share one, and a chunk may have a second for the first place."""
+    """Number of stored packets. Equal chunks share one, and a chunk may have a second one for the first place."""
     packet_tokens: int
     """Tokens of these packets."""
     packet_bytes: int
     """Bytes of packet files."""
     bytes_per_token: float
-    """Bytes of packet files by tokens of packets; 0 where there are none."""
+    """Bytes of packet files per token; 0 without packets."""
     database_bytes: int
     """Bytes of the database, which holds texts, vectors and metadata."""
     max_bytes: int | None
-    """Most bytes packet files may take, None without a limit."""
+    """Limit on the bytes of packet files, or None."""
     facts: dict[str, Any]
     """Model, embedder, chunk size, anchors."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Return settings and counts as names and values, ready to be shown."""
+        """Settings and counts as pairs of name and value, ready for display."""
         rows = [
             (name.replace("_", " "), textwrap.shorten(str(value), LONGEST_VALUE, placeholder=" …"))
             for name, value in (self.facts.get("settings") or {}).items()
@@ -63,7 +63,7 @@ class StoreInfo:
 
 
 def list_documents(database: Database) -> list[StoredDocument]:
-    """List the documents, by id."""
+    """Return the documents, sorted by id."""
     table = documents.c
     count = sa.select(sa.func.count()).where(chunks.c.document_id == table.id).scalar_subquery()
     query = sa.select(table.name, table.title, table.source, table.metadata, table.characters, count).order_by(

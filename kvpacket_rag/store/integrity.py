@@ -1,7 +1,9 @@
-"""Checksums: whether every stored byte is what was written."""
+"""Integrity of a store: every read compares a packet with its checksum, and `verify` checks everything that is stored."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -10,55 +12,88 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from kvpacket_rag.errors import KVPacketError, StoreError
+from kvpacket_rag.errors import DamagedError, KVPacketError, StoreError
+from kvpacket_rag.events import DamageFound, Events
 from kvpacket_rag.packets import codec
 from kvpacket_rag.packets.fingerprint import Fingerprint, content_hash
+from kvpacket_rag.store.blobs.protocol import Blobs
 from kvpacket_rag.store.database.database import Database, parts, read_fact
 from kvpacket_rag.store.database.schema import chunks, fingerprints, packets
-from kvpacket_rag.store.packet_store import READERS, PacketStore
 
-__all__ = ["VerifyReport", "verify"]
+__all__ = ["READERS", "VerifyReport", "checksum", "read_checked", "verify"]
+
+READERS = min(4, os.cpu_count() or 1)
+"""Packets read in parallel."""
 
 
 SIDE_BY_SIDE = 32
-"""Packets verified between two reports of progress: that many are in memory at a time."""
+"""Packets verified between two progress reports. This many are in memory at a time."""
 
 
 LARGE = 1 << 18
-"""Bytes of a packet from which on reading and hashing side by side is faster; of small ones Python is most of the work."""
+"""Average bytes of a packet from which parallel reading and hashing is faster. For smaller packets, Python itself takes
+most of the time."""
+
+
+def checksum(data: bytes | bytearray | memoryview) -> str:
+    """Return the sha256 of the bytes of a packet, as its row records it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_checked(blobs: Blobs, events: Events, key: str, file: str, size: int, sha256: str) -> memoryview | None:
+    """Read the file of a packet and compare it with the length and checksum in its row.
+
+    A damaged copy of a remote file is fetched again. Returns None if the file is gone. Raises `DamagedError` if the file
+    does not match, and emits `DamageFound`.
+    """
+    try:
+        data = blobs.read(file, size)
+    except DamagedError as error:
+        events.emit(DamageFound(key, str(error)))
+        raise
+    if data is not None and checksum(data) != sha256:
+        if blobs.drop_copy(file):
+            return read_checked(blobs, events, key, file, size, sha256)
+        events.emit(DamageFound(key, "checksum differs"))
+        raise DamagedError(
+            f"The file of packet {key[:12]} ({file}) does not match its checksum. Run `kvpacket verify --repair`."
+        )
+    return data
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found."""
+    """The result of `verify`."""
 
     packets: int
-    """Packets checked."""
+    """Number of packets checked."""
     damaged: tuple[tuple[str, str], ...]
-    """(packet key, what is wrong): never served, rebuilt by repair."""
+    """Pairs of packet key and fault. Damaged packets are never served, and a repair rebuilds them."""
     orphans: tuple[str, ...]
-    """Files no row names; harmless, removed by garbage collection."""
+    """Files that no row names. They are harmless, and garbage collection removes them."""
     without_packet: int
-    """Chunks whose packet is not stored; it is built when first used."""
+    """Number of chunks whose packet is not stored. It is built on first use."""
     database: tuple[str, ...]
-    """What the database says of itself."""
+    """Faults found in the database itself."""
     repaired: int = 0
-    """Packets rebuilt or dropped."""
+    """Number of packets rebuilt or dropped."""
 
     @property
     def clean(self) -> bool:
-        """Whether everything stored is as it was written and nothing is left over."""
+        """Whether everything stored is intact and nothing is left over."""
         return not (self.damaged or self.orphans or self.database)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the report as JSON values."""
         return {**asdict(self), "clean": self.clean}
 
 
-def verify(database: Database, store: PacketStore, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-    """Check every packet file against its row, every row against its file, and the database against itself.
+def verify(
+    database: Database, blobs: Blobs, events: Events, progress: Callable[[int, int], None] | None = None
+) -> VerifyReport:
+    """Check every packet file against its row, every row against its file, and the database itself.
 
-    progress: called with (packets checked, packets).
+    progress: called with (packets checked, packets in total).
     """
     if wrong := database.check():
         return VerifyReport(0, (), (), 0, tuple(wrong))
@@ -66,7 +101,7 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
         rows = connection.execute(sa.select(packets)).fetchall()
         known = {row.digest: Fingerprint(**row.fields) for row in connection.execute(sa.select(fingerprints))}
         packed = sa.exists().where(packets.c.content == chunks.c.content)
-        if (made := read_fact(connection, "fingerprint")) is not None:  # as packets of later places are made now
+        if (made := read_fact(connection, "fingerprint")) is not None:  # count only the current kind, for later places
             packed = packed.where(packets.c.fingerprint == Fingerprint(**made).digest)
         without = connection.execute(sa.select(sa.func.count()).select_from(chunks).where(~packed)).scalar() or 0
     report = progress or (lambda *_: None)
@@ -75,29 +110,29 @@ def verify(database: Database, store: PacketStore, progress: Callable[[int, int]
     large = sum(row.bytes for row in rows) >= LARGE * len(rows)
     with ThreadPoolExecutor(READERS if large else 1) as pool:
         for number, part in enumerate(parts(rows, SIDE_BY_SIDE)):
-            faults = pool.map(lambda row: _fault(store, row, known[row.fingerprint]), part)
+            faults = pool.map(lambda row: _fault(blobs, events, row, known[row.fingerprint]), part)
             for row, fault in zip(part, faults, strict=True):
                 if fault is not None and _still_there(database, row):
                     damaged.append((row.key, fault))
             report(number * SIDE_BY_SIDE + len(part), len(rows))
-    found = store.blobs.files()
+    found = blobs.files()
     named = {row.file for row in rows}
-    with database.reading() as connection:  # files of documents added meanwhile are no orphans
+    with database.reading() as connection:  # files of documents added meanwhile are not orphans
         named |= set(connection.execute(sa.select(packets.c.file)).scalars())
     orphans = tuple(file for file in found if file not in named)
     return VerifyReport(len(rows), tuple(damaged), orphans, int(without), tuple(_damaged_chunks(database)))
 
 
-def _fault(store: PacketStore, row: Any, fingerprint: Fingerprint) -> str | None:
-    store.blobs.drop_copy(row.file)  # what lies where packets lie, not a copy of it
+def _fault(blobs: Blobs, events: Events, row: Any, fingerprint: Fingerprint) -> str | None:
+    blobs.drop_copy(row.file)  # check the stored file, not a cached copy
     try:
-        data = store.read(row.key, row.file, row.bytes, row.sha256)
+        data = read_checked(blobs, events, row.key, row.file, row.bytes, row.sha256)
     except StoreError as error:
         return str(error)
     if data is None:
         return "the file is missing"
     if fingerprint.digest != row.fingerprint:
-        return "the recorded fingerprint does not give its digest"
+        return "the recorded fingerprint does not match its digest"
     try:
         packet = codec.decode(data, fingerprint, row.key[:12])
     except KVPacketError as error:
@@ -108,22 +143,22 @@ def _fault(store: PacketStore, row: Any, fingerprint: Fingerprint) -> str | None
 
 
 def _still_there(database: Database, row: Any) -> bool:
-    """Whether a row is as it was; another process may have removed or replaced the packet meanwhile."""
+    """Return whether a row is unchanged. Another process may have removed or replaced the packet meanwhile."""
     with database.reading() as connection:
         query = sa.select(packets.c.key).where(packets.c.key == row.key, packets.c.file == row.file)
         return connection.execute(query).first() is not None
 
 
 def _damaged_chunks(database: Database) -> list[str]:
-    """Chunks whose tokens or vector are not what was written."""
+    """Return the faults of chunks: tokens that do not match their hash, and vectors of different lengths."""
     found = []
     with database.reading() as connection:
-        lengths = set()  # none of chunks that searches do not find
+        lengths = set()  # a chunk that searches must not find has a vector of length 0
         for row in connection.execute(sa.select(chunks.c.name, chunks.c.token_ids, chunks.c.content, chunks.c.vector)):
             lengths.add(len(row.vector))
             if (
                 len(row.token_ids) % 4
                 or content_hash(tuple(np.frombuffer(row.token_ids, "<i4").tolist())) != row.content
             ):
-                found.append(f"the tokens of chunk {row.name} are not what was written")
+                found.append(f"the tokens of chunk {row.name} do not match their hash")
     return found if len(lengths - {0}) <= 1 else [*found, "vectors of different lengths"]

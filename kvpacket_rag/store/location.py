@@ -1,4 +1,4 @@
-"""From what a user calls a store (a folder, a database's address, a namespace) to its database and its packets."""
+"""Opens the database and the packets of a store, given its folder or database address and its namespace."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from kvpacket_rag.store.database.sqlite import SQLite
 __all__ = ["StoreLocation", "check_namespace", "open_location"]
 
 STORE_FILE = "store.db"
-"""The database in the folder of a store."""
+"""Name of the database file in the folder of a store."""
 PACKETS = "packets"
 NAMESPACES = "namespaces"
-"""Folder of the namespaces other than the default one, each a whole store."""
+"""Folder of the namespaces other than the default one. Each is a complete store."""
 BLOBS = "blobs"
-"""The fact that says where packets lie, if not in the folder."""
+"""The fact that records where packets are stored, if not in the folder."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoreLocation:
-    """An open store, as far as its database and its packets go."""
+    """The database and the packets of an open store."""
 
     location: str
-    """What to open it with again; without a password."""
+    """Location with which the store can be opened again, without a password."""
     folder: Path | None
-    """None if no folder is the store's own."""
+    """Folder of the store, or None if it has none."""
     namespace: str
     database: Database
     blobs: Blobs
     release: Callable[[], None] = lambda: None
-    """Called once the database is closed."""
+    """Called after the database is closed."""
 
     def close(self) -> None:
         """Close the database; the store cannot be used afterwards."""
@@ -52,10 +52,11 @@ class StoreLocation:
 
 
 def check_namespace(name: str) -> str:
-    """Give the name back. Raises `InputError` if it cannot be a folder, a schema and a prefix everywhere."""
+    """Return the name. Raises `InputError` if it cannot be a folder, a schema and a prefix everywhere."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9_.-]{0,46}[a-z0-9_-])?", name):
         raise InputError(
-            f"A namespace is 1 to 48 of a-z, 0-9, _, . and -, with no . or - first and no . last; got {name!r}."
+            f"A namespace has 1 to 48 characters of a-z, 0-9, _, . and -. It must start with a letter or a digit "
+            f"and must not end with a dot; got {name!r}."
         )
     return name
 
@@ -64,10 +65,10 @@ def open_location(
     location: str | Path, *, namespace: str = DEFAULT_NAMESPACE, blobs: str | None = None, create: bool = True,
     blob_options: Mapping[str, Any] | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES, read_only: bool = False,
 ) -> StoreLocation:  # fmt: skip
-    """Open, or make, what a folder or a database's address holds under a namespace.
+    """Open the store of a namespace in a folder or at a database address, or create it.
 
-    Raises `NotFoundError` where there is none and `create` is not set, `InputError` for an address that cannot be
-    used, `MismatchError` if packets lie elsewhere than `blobs`, and what `Database` raises.
+    Raises `NotFoundError` if there is none and `create` is not set, `InputError` for an address that cannot be used,
+    `MismatchError` if packets are stored elsewhere than at `blobs`, and the errors of `Database`.
     """
     check_namespace(namespace)
     create = create and not read_only
@@ -75,10 +76,10 @@ def open_location(
     if isinstance(location, str) and re.match(r"[a-z0-9+]+://", location):
         backend, location = _server(location, namespace, read_only=read_only)
     else:
-        root = Path(location).absolute()  # the store stays where it is when the process moves
+        root = Path(location).absolute()  # stays valid when the process changes its working directory
         if root.is_file():
             raise InputError(
-                f"{root} is a file. If it is a bundle, open it with read_only=True, or take it into a store with `kvpacket import`."
+                f"{root} is a file. If it is a bundle, open it with read_only=True, or import it into a store with `kvpacket import`."
             )
         folder = root if namespace == DEFAULT_NAMESPACE else root / NAMESPACES / namespace
         backend, location = SQLite(folder / STORE_FILE, read_only=read_only), str(root)
@@ -104,12 +105,12 @@ def open_location(
 
 
 def _server(address: str, namespace: str, *, read_only: bool) -> tuple[Backend, str]:
-    """The database of an address, and the address without a password."""
+    """Return the database backend of an address, and the address without a password."""
     try:
         url = sa.make_url(address)
     except sa.exc.ArgumentError as error:
         raise InputError(
-            f"{address} is no address of a database: {error}. Give one such as postgresql://host/name."
+            f"{address} is not a database address: {error}. Give one such as postgresql://host/name."
         ) from error
     if url.get_backend_name() != "postgresql":
         raise InputError(
@@ -123,7 +124,7 @@ def _blobs(
     database: Database, folder: Path | None, given: str | None, namespace: str, options: Mapping[str, Any] | None,
     cache_bytes: int, location: str,
 ) -> Blobs:  # fmt: skip
-    """Where packets lie: as recorded, else as given, which is then recorded, else in the folder."""
+    """Return where packets are stored: as recorded, else as given (which is then recorded), else in the folder."""
     given = None if given is None else given.rstrip("/")
     found = None if given is None else blobs_at(given, namespace, options, cache_bytes)  # refused before it is recorded
     recorded = _recorded(database, given, location)
@@ -139,9 +140,10 @@ def _blobs(
 
 
 def _recorded(database: Database, given: str | None, location: str) -> str | None:
-    """Read where packets lie, None for the folder; `given` is recorded if nothing is and there is no packet yet.
+    """Return the recorded place of packets, or None for the folder.
 
-    Raises `MismatchError` if they lie elsewhere than `given`.
+    Record `given` if nothing is recorded and there is no packet yet. Raises `MismatchError` if packets are stored
+    elsewhere than at `given`.
     """
     with database.reading() as connection:
         recorded: str | None = read_fact(connection, BLOBS)
@@ -154,7 +156,7 @@ def _recorded(database: Database, given: str | None, location: str) -> str | Non
     if given is not None and given != recorded:
         raise MismatchError(
             f"The store at {location} keeps its packets {'in its folder' if recorded is None else f'at {recorded}'}; {given} is given. "
-            "Leave it out, or export the store and import it into one made there.",
+            "Leave it out, or export the store and import it into a new store there.",
             field=BLOBS, expected=recorded, found=given,
         )  # fmt: skip
     return recorded

@@ -1,13 +1,11 @@
-"""Packets at rest: a row and a file each. What is read is checked; what is damaged is never served.
+"""Stored packets: each has a row and a file. Files are checked when they are read; damaged packets are never served.
 
-A file is written first, under a name of its own, and counts only once its row is committed: a crash leaves at
-most a file without a row, which `collect_garbage` removes. Files are never changed.
+A file is written first, under a unique name, and counts only once its row is committed. A crash leaves at most a file
+without a row, which `collect_garbage` removes. Files are never changed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,7 +16,7 @@ import sqlalchemy as sa
 
 from kvpacket_rag.engine.anchors import PacketSpec
 from kvpacket_rag.errors import DamagedError
-from kvpacket_rag.events import DamageFound, Events, PacketsLoaded
+from kvpacket_rag.events import Events, PacketsLoaded
 from kvpacket_rag.packets import codec
 from kvpacket_rag.packets.fingerprint import Fingerprint
 from kvpacket_rag.packets.packet import Packet
@@ -26,19 +24,18 @@ from kvpacket_rag.store.blobs.protocol import Blobs
 from kvpacket_rag.store.database.database import Database, parts
 from kvpacket_rag.store.database.schema import chunks, fingerprints, packets
 from kvpacket_rag.store.eviction import Cap
+from kvpacket_rag.store.integrity import READERS, checksum, read_checked
 from kvpacket_rag.store.ram_cache import RamCache
 
 __all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
 
 DEFAULT_RAM_BYTES = 2 << 30
-"""Bytes of packets kept in memory by default."""
-READERS = min(4, os.cpu_count() or 1)
-"""Packets read at a time for a question."""
+"""Default limit on the bytes of packets cached in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class WrittenBlob:
-    """What is known of a packet in a file that no row names yet; the packet itself is not kept in memory."""
+    """Description of a packet in a file that no row names yet. The packet itself is not kept in memory."""
 
     key: str
     content: str
@@ -51,7 +48,7 @@ class WrittenBlob:
 
 
 class BlobsLostError(Exception):
-    """Files were gone before their rows were there. Never leaves this package: `Builder` writes them again."""
+    """Files were removed before their rows were inserted. Only for use in this package, which writes them again."""
 
     def __init__(self, blobs: list[WrittenBlob]) -> None:
         super().__init__(f"{len(blobs)} written files are gone")
@@ -59,7 +56,7 @@ class BlobsLostError(Exception):
 
 
 class PacketStore:
-    """Packets by key, in files among `blobs` with rows in `database`."""
+    """Packets by key, with files in `blobs` and rows in `database`."""
 
     def __init__(
         self, database: Database, blobs: Blobs, *, ram_bytes: int = DEFAULT_RAM_BYTES, events: Events | None = None
@@ -68,30 +65,30 @@ class PacketStore:
         self._ram = RamCache(ram_bytes)
         self.cap = Cap(database, self.events)
         self._unrecorded: dict[str, int] = {}
-        """Bytes of files that are written and that no row names yet."""
+        """Bytes of written files that no row names yet."""
 
     def close(self) -> None:
-        """Write down what was used lately."""
+        """Write the latest uses of packets to the database."""
         self.cap.note()
 
     # -- writing --------------------------------------------------------------------------------------------
 
     def write_blob(self, packet: Packet, spec: PacketSpec, *, evict: bool = True) -> tuple[WrittenBlob, bytes]:
-        """Write a packet to a new file; see `write_bytes`. Returns what is known of it, and its bytes."""
+        """Write a packet to a new file; see `write_bytes`. Return a description of the file and its bytes."""
         data = codec.encode(packet, spec.fingerprint, spec.storage)
         return self.write_bytes(packet, spec.fingerprint, data, evict=evict), data
 
     def write_bytes(
         self, packet: Packet, fingerprint: Fingerprint, data: bytes | bytearray, *, evict: bool = True
     ) -> WrittenBlob:
-        """Write the bytes of a packet to a new file, flushed to disk. It counts only after `insert`.
+        """Write the bytes of a packet to a new file, flushed to disk. The file counts only after `insert`.
 
-        Packets unused for longest go if the store may not hold more and `evict` is set; without room nothing is written.
-        Raises `StorageFullError` when the disk is full; nothing is left behind then.
+        If the store's limit is reached and `evict` is set, the least recently used packets are evicted. Without room,
+        nothing is written. Raises `StorageFullError` if the disk is full; nothing is left behind then.
         """
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
-        # A store that is only read keeps nothing, like one without room.
+        # A read-only store writes nothing, like a store without room.
         read_only = self._database.read_only
         gone = None if read_only else self.cap.make_room(len(data), sum(self._unrecorded.values()), evict=evict)
         self.blobs.remove(gone or ())
@@ -100,14 +97,13 @@ class PacketStore:
         else:
             self.blobs.write(file, data)
             self._unrecorded[file] = len(data)
-        digest = hashlib.sha256(data).hexdigest()
-        return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), digest)
+        return WrittenBlob(key, packet.content, len(packet.token_ids), fingerprint, file, len(data), checksum(data))
 
     def insert(self, connection: sa.Connection, blobs: Iterable[WrittenBlob], anchor: str) -> None:
-        """Make written packets count, within a write transaction.
+        """Insert the rows of written packets, within a write transaction. The packets count from then on.
 
-        Where another process stored the same packet in the meantime, that one stays. Raises `BlobsLostError` for
-        files that garbage collection took before their rows were there; the caller rolls back and writes them again.
+        If another process stored the same packet in the meantime, that one stays. Raises `BlobsLostError` if garbage
+        collection removed files before their rows were inserted; the caller rolls back and writes them again.
         """
         lost: list[WrittenBlob] = []
         for blob in blobs:
@@ -142,7 +138,10 @@ class PacketStore:
             raise BlobsLostError(lost)
 
     def discard(self, files: Collection[str]) -> None:
-        """Remove those of some written files that no row names; asks the rows, so that no interruption can fool it."""
+        """Remove those of the written files that no row names.
+
+        It queries the rows, so that the result is right even after an interruption.
+        """
         written = {file for file in files if file}
         if written:
             with self._database.writing() as connection:
@@ -154,7 +153,10 @@ class PacketStore:
                 self._unrecorded.pop(file, None)
 
     def delete_unused(self, connection: sa.Connection, contents: Collection[str] | None = None) -> list[str]:
-        """Delete rows of packets that no chunk needs, among `contents` or all; returns their files, to unlink after the commit."""
+        """Delete the rows of packets that no chunk needs. Return their files, to be removed after the commit.
+
+        contents: content hashes to which this is limited; default all.
+        """
         unused = sa.select(packets.c.key, packets.c.file).where(
             ~sa.exists().where(chunks.c.content == packets.c.content)
         )
@@ -170,10 +172,9 @@ class PacketStore:
     # -- reading --------------------------------------------------------------------------------------------
 
     def get(self, key: str, fingerprint: Fingerprint) -> Packet | None:
-        """Give a packet, or None if the store has none under that key.
+        """Return a packet, or None if the store has none under that key.
 
-        Raises `DamagedError` if its file does not hold what was written, `MismatchError` if it was made under
-        another fingerprint.
+        Raises `DamagedError` if its file is damaged, `MismatchError` if it was made under another fingerprint.
         """
         if (packet := self._ram.get(key)) is not None:
             return packet
@@ -188,12 +189,12 @@ class PacketStore:
         return packet
 
     def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | None]:
-        """Give several packets, each as `get` gives it; those that are not in memory are read and checked side by side."""
+        """Return several packets, each as `get` does. Those not in memory are read and checked in parallel."""
         began, size = time.perf_counter(), 0
         self.cap.used(key for key, _ in wanted)
         found = [self._ram.get(key) for key, _ in wanted]
         missing = [number for number, packet in enumerate(found) if packet is None]
-        # Decoding stays here: several threads that use torch at once would wait for each other.
+        # Decode in this thread: several threads that use torch at once would wait for each other.
         for number, data in zip(missing, self.fetch_each([wanted[n][0] for n in missing]), strict=True):
             if data is not None:
                 found[number] = self._decode(*wanted[number], data)
@@ -204,7 +205,7 @@ class PacketStore:
         return found
 
     def fetch_each(self, keys: Sequence[str]) -> Iterator[memoryview | None]:
-        """Several packets' bytes, each as `fetch` gives them, read and checked side by side."""
+        """Yield the bytes of several packets, each as `fetch` returns them, read and checked in parallel."""
         if len(keys) < 2:
             yield from map(self.fetch, keys)
             return
@@ -212,12 +213,15 @@ class PacketStore:
             yield from pool.map(self.fetch, keys)
 
     def has(self, key: str) -> bool:
-        """Whether there is a packet under a key."""
+        """Return whether there is a packet under a key."""
         with self._database.reading() as connection:
             return connection.execute(sa.select(packets.c.key).where(packets.c.key == key)).first() is not None
 
     def fetch(self, key: str) -> memoryview | None:
-        """Bytes of a packet's file, or None if the store has none; raises `DamagedError` if they are not what was written."""
+        """Return the bytes of a packet's file, or None if the store has none.
+
+        Raises `DamagedError` if they do not match their checksum.
+        """
         with self._database.reading() as connection:
             row = connection.execute(
                 sa.select(packets.c.file, packets.c.sha256, packets.c.bytes).where(packets.c.key == key)
@@ -225,31 +229,19 @@ class PacketStore:
         return None if row is None else self.read(key, row.file, row.bytes, row.sha256)
 
     def read(self, key: str, file: str, size: int, sha256: str) -> memoryview | None:
-        """Bytes of a file as its row says, or None if it is gone; raises `DamagedError` if they are not what was written."""
-        try:
-            data = self.blobs.read(file, size)
-        except DamagedError as error:
-            self.events.emit(DamageFound(key, str(error)))
-            raise
-        if data is not None and hashlib.sha256(data).hexdigest() != sha256:
-            if self.blobs.drop_copy(file):
-                return self.read(key, file, size, sha256)
-            self.events.emit(DamageFound(key, "digest differs"))
-            raise DamagedError(
-                f"The file of packet {key[:12]} ({file}) is not what was written. Run `kvpacket verify --repair`."
-            )
-        return data
+        """Read a file as its row describes it; see `integrity.read_checked`."""
+        return read_checked(self.blobs, self.events, key, file, size, sha256)
 
     def forget(self) -> None:
-        """Empty the RAM tier; the next use reads from disk."""
+        """Empty the in-memory cache. The next use reads from disk."""
         self._ram.forget()
 
     # -- care -----------------------------------------------------------------------------------------------
 
     def collect_garbage(self) -> list[str]:
-        """Remove packets no chunk needs and files no row names; returns the removed files.
+        """Remove packets that no chunk needs and files that no row names. Return the removed files.
 
-        Runs under the write lock: a build that has written files but not yet committed finds them missing when it
+        This holds the write lock. A build that has written files but not yet committed finds them missing when it
         commits, and writes them again.
         """
         with self._database.writing() as connection:

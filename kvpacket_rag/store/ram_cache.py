@@ -1,4 +1,4 @@
-"""Packets kept in memory: those used last, up to a number of bytes."""
+"""An in-memory cache of the most recently used packets, limited by bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RamCache"]
 
 
 class RamCache:
-    """The packets used last, up to a number of bytes. Threads may use it at the same time."""
+    """The most recently used packets, limited by bytes. Threads may use it at the same time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max, self._bytes = max_bytes, 0
@@ -20,14 +20,17 @@ class RamCache:
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Packet | None:
-        """Give a packet if it is there, and note its use."""
+        """Return a packet if it is cached, and mark it as used."""
         with self._lock:
             if (packet := self._packets.get(key)) is not None:
                 self._packets.move_to_end(key)
             return packet
 
     def put(self, key: str, packet: Packet) -> None:
-        """Keep a packet, and drop those unused for longest if there is no room; one larger than all room is not kept."""
+        """Cache a packet, and evict the least recently used ones if there is no room.
+
+        A packet larger than the whole cache is not cached.
+        """
         with self._lock:
             if packet.nbytes > self._max:
                 return
@@ -39,7 +42,7 @@ class RamCache:
                 self._bytes -= self._packets.popitem(last=False)[1].nbytes
 
     def forget(self, keys: Iterable[str] | None = None) -> None:
-        """Drop some packets, or all."""
+        """Drop the packets with the given keys, or all."""
         with self._lock:
             for key in list(self._packets) if keys is None else keys:
                 if (packet := self._packets.pop(key, None)) is not None:

@@ -1,4 +1,4 @@
-"""Taking a document out of a store, with what is its alone."""
+"""Removes a document from a store, with everything that only this document uses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["delete_document", "hint", "raise_generation", "remove_document"]
 
 
 def remove_document(database: Database, store: PacketStore, document_id: str, location: str) -> None:
-    """Remove a document with its chunks, vectors and the packets no other document shares.
+    """Remove a document with its chunks, its vectors and the packets that no other document shares.
 
-    Raises `NotFoundError` if there is none of that id.
+    Raises `NotFoundError` if no document has this id.
     """
     check_kind(document_id, str, "The id of a document")
     with database.writing() as connection:
@@ -34,7 +34,10 @@ def remove_document(database: Database, store: PacketStore, document_id: str, lo
 
 
 def delete_document(connection: sa.Connection, document_id: int) -> set[str]:
-    """Delete a document's row and, by cascade, its chunks; returns the contents whose packets may now be unused."""
+    """Delete a document's row and, by cascade, its chunks.
+
+    Return the content hashes whose packets may now be unused.
+    """
     contents = set(
         connection.execute(sa.select(chunk_table.c.content).where(chunk_table.c.document_id == document_id)).scalars()
     )
@@ -43,12 +46,12 @@ def delete_document(connection: sa.Connection, document_id: int) -> set[str]:
 
 
 def raise_generation(connection: sa.Connection) -> None:
-    """Tell every process that rows changed, so that indexes in memory are brought up to date."""
+    """Increase the generation, so that every process updates its in-memory indexes."""
     write_fact(connection, "generation", read_fact(connection, "generation", 0) + 1)
 
 
 def hint(connection: sa.Connection, document_id: str) -> str:
-    """Say which documents may be meant by an id that is not there."""
+    """Return a sentence that suggests existing ids for an unknown one."""
     names = list(connection.execute(sa.select(documents.c.name)).scalars())
     near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(document_id, names)
     return f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."

@@ -1,4 +1,4 @@
-"""Making packets anew after the way they are made has changed, or after some were lost."""
+"""Rebuilds packets after the way they are made has changed, or after some were lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvpacket_rag.store.packet_store import PacketStore
 __all__ = ["drop_damaged", "drop_other_packets", "rebuild_missing"]
 
 PORTION = 16
-"""Chunks built in one go: what an interruption may cost."""
+"""Chunks built at a time. An interruption loses at most this many."""
 
 
 def rebuild_missing(
@@ -30,10 +30,11 @@ def rebuild_missing(
     place: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Build the packets for a place of all chunks that have none as they are made now; what was built counts when interrupted.
+    """Build the packets that chunks lack for a place in the context. An interruption keeps what was built.
 
-    A store with a limit is filled, but no packet goes for one that nobody asked for. progress: called with (packets
-    built, packets to build).
+    Packets made in an older way do not count. A store with a limit is filled, but no packet is evicted for one that
+    nobody asked for. place: 0 is the first place in a context, 1 any later one.
+    progress: called with (packets built, packets to build).
     """
     spec = configuration.packet_spec(place)
     packed = sa.exists().where(
@@ -55,7 +56,7 @@ def rebuild_missing(
 
 
 def drop_other_packets(database: Database, store: PacketStore, configuration: Configuration) -> None:
-    """Delete packets that were made in another way than packets are made now."""
+    """Delete packets that were made in another way than the current one."""
     kept = [configuration.packet_spec(place).fingerprint.digest for place in (0, 1)]
     query = sa.select(packet_table.c.key, packet_table.c.file).where(packet_table.c.fingerprint.not_in(kept))
     with database.writing() as connection:
@@ -66,13 +67,13 @@ def drop_other_packets(database: Database, store: PacketStore, configuration: Co
 
 
 def drop_damaged(database: Database, store: PacketStore, report: VerifyReport) -> None:
-    """Delete the packets that a verification found damaged, and what is left over.
+    """Delete the packets that a verification found damaged, and collect garbage.
 
     Raises `DamagedError` if the database itself is damaged.
     """
     if report.database:
         raise DamagedError(
-            f"The database {database.name} is damaged beyond repair here: {report.database[0]}. Restore it from a copy."
+            f"The database {database.name} is damaged and cannot be repaired: {report.database[0]}. Restore it from a copy."
         )
     with database.writing() as connection:
         for key, _ in report.damaged:

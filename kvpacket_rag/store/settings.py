@@ -1,4 +1,4 @@
-"""The settings of a store: what is recorded, what a caller gives, and what both make together."""
+"""The settings of a store: the recorded ones, those that a caller gives, and how both are merged."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class StoreSettings:
     model: str = DEFAULT_MODEL
     """The generator: catalogue name, Hugging Face id, or path."""
     compute: str | None = None
-    """Number format the model computes in; None until recorded."""
+    """Number format in which the model computes; None until recorded."""
     embedder: str = DEFAULT_EMBEDDER
     dimension: int | None = None
     """Length of the embedder's vectors; None until recorded."""
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    """Most tokens of a chunk."""
+    """Largest number of tokens in a chunk."""
     anchor: str | None = None
-    """What chunks see when their packets are made; until recorded, None is what the model's adapter brings, else
-    the neutral passages."""
+    """What chunks see before them when their packets are made. Until recorded, None means the anchor of the
+    model's adapter, else the neutral passages."""
     anchor_texts: tuple[str, ...] = ()
     """Passages of a corpus anchor."""
     first_anchor: str | None = None
-    """The same for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
-    packet, built when it first stands there."""
+    """The anchor for the chunk that stands first in the context. If it differs from `anchor`, such a chunk has a second
+    packet, which is built when the chunk first stands there."""
     storage: str | None = None
-    """Number format of packets at rest: float32, bfloat16, float16, int8 or int4; until recorded, None is int8."""
+    """Number format of stored packets: float32, bfloat16, float16, int8 or int4. Until recorded, None means int8."""
 
     def __post_init__(self) -> None:
         check_kind(self.chunk_tokens, int, "chunk_tokens")
         storage_named(self.storage)
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
             raise InputError(f"chunk_tokens must be at least {MIN_CHUNK_TOKENS}, got {self.chunk_tokens}.")
-        object.__setattr__(self, "anchor_texts", tuple(self.anchor_texts))  # JSON knows lists only
+        object.__setattr__(self, "anchor_texts", tuple(self.anchor_texts))  # JSON has lists only
         for name in ("anchor", "first_anchor"):
             if getattr(self, name) not in (None, *Anchor):
                 raise InputError(f"{name} must be one of {', '.join(Anchor)}; got {getattr(self, name)!r}.")
@@ -57,7 +57,7 @@ def asked(
     model: Engine | str | None, embedder: Embedder | str | None, anchor: Anchor | str | None,
     first_anchor: Anchor | str | None, chunk_tokens: int | None, storage: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the settings that a caller asks for, as they are recorded; None where the recorded ones hold.
+    """Return the settings that a caller asks for, in the form in which they are recorded; None keeps the recorded one.
 
     Raises `InputError` for a model or an embedder of another library.
     """
@@ -72,10 +72,10 @@ def asked(
 
 
 def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], location: str) -> StoreSettings:
-    """Join what is recorded with what the caller gives (None is "as recorded").
+    """Merge the recorded settings with those that the caller gives. None means "as recorded".
 
-    Raises `MismatchError` where both are given and differ. The model is left out here: models are compared by
-    fingerprint, not by what they are called.
+    Raises `MismatchError` if a given setting differs from the recorded one. The model is left out here, because models
+    are compared by fingerprint, not by name.
     """
     given = {key: value for key, value in given.items() if value is not None}
     if recorded is None:
@@ -91,7 +91,7 @@ def merge(recorded: Mapping[str, Any] | None, given: Mapping[str, Any], location
 
 
 def model_source(model: Engine | str | None) -> str | None:
-    """Return what the settings record of a model that is given by name or loaded; None for None.
+    """Return what the settings record for a model, given by name or loaded; None for None.
 
     Raises `InputError` for anything else, such as the model of another library.
     """
@@ -106,7 +106,7 @@ def model_source(model: Engine | str | None) -> str | None:
 
 
 def embedder_name(embedder: Embedder | str | None) -> str | None:
-    """Return what the settings record of an embedder that is given by name or loaded; None for None.
+    """Return what the settings record for an embedder, given by name or loaded; None for None.
 
     Raises `InputError` for anything else.
     """

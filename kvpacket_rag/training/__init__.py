@@ -1,6 +1,7 @@
-"""Training adapters: lessons taught by full prefill, distillation through the real path, and the gate.
+"""Training of adapters: lessons with the answers of full prefill, distillation, and the gate.
 
-Answering does not need it. It imports `answering` and the parts below it, and `engine.transformers` for gradients.
+Distillation runs the same code as answering. Answering does not need this package. It imports `answering` and the
+packages below it, and `engine.transformers` for gradients.
 """
 
 from kvpacket_rag.training.distillation import DistillConfig, Progress, Trained, distill

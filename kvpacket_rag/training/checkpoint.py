@@ -1,4 +1,7 @@
-"""The state of a training run on disk, so that an interruption costs no step. safetensors and JSON, no pickle."""
+"""The checkpoint of a training run on disk, from which an interrupted run resumes without losing a finished step.
+
+The file uses safetensors and JSON, not pickle.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything a run needs to go on."""
+    """Everything that a run needs in order to resume."""
 
     tensors: Mapping[str, Tensor]
-    """Parameters, the optimiser's moments and the best parameters so far."""
+    """The parameters, the optimiser's moments and the best parameters so far."""
     facts: Mapping[str, Any]
-    """JSON values: step, history and what the run was started with."""
+    """JSON values: the history, the measurements, and what the run was started with (model, settings, lessons)."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint of a run in one step: after a crash there is the old one or the new one."""
+    """Replace the checkpoint of a run atomically. After a crash, the folder holds either the old one or the new one."""
     part = folder / f"{FILE}.part"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     save_file(tensors, part, metadata={"facts": json.dumps(checkpoint.facts)})
@@ -40,9 +43,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, started_with: Mapping[str, Any]) -> Checkpoint | None:
-    """Read the checkpoint of a run, if there is one.
+    """Return the checkpoint of a run, or None if there is none.
 
-    Raises `InputError` if it belongs to a run that was started with something else.
+    Raises `InputError` if it belongs to a run that was started with another model, other settings or other lessons.
     """
     if not (folder / FILE).exists():
         return None
@@ -60,7 +63,7 @@ def load_checkpoint(folder: Path, started_with: Mapping[str, Any]) -> Checkpoint
 
 
 def moments(optimiser: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name, as tensors."""
+    """Return the optimiser's state as tensors, by the names of moment and parameter."""
     found: dict[str, Tensor] = {}
     for name, parameter in names.items():
         for moment, value in optimiser.state.get(parameter, {}).items():
@@ -69,7 +72,7 @@ def moments(optimiser: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> di
 
 
 def restore(optimiser: torch.optim.Optimizer, names: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Put parameters and moments of a checkpoint back."""
+    """Restore the parameters and the optimiser's moments from a checkpoint."""
     for name, parameter in names.items():
         parameter.data.copy_(tensors[f"now/{name}"])
         if f"step/{name}" in tensors:

@@ -1,4 +1,4 @@
-"""How an adapter is trained, in numbers."""
+"""The settings of adapter training."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ __all__ = ["DistillConfig"]
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """How an adapter is trained."""
+    """The settings of a training run for an adapter."""
 
     sizes: Sizes = field(default_factory=lambda: Sizes(anchor=256))
     start: Start = Start.PRESENT
     anchor: Anchor = Anchor.PASSAGES
-    """What chunks see when their packets are made; the trained anchor takes its place where one is learned."""
+    """The anchor behind which chunks are encoded. If the run trains an anchor, the trained anchor takes its place."""
     first_anchor: Anchor = Anchor.OPENING
-    """The same for the chunk that stands first."""
+    """The anchor behind which the first chunk is encoded."""
     steps: int = 60
     batch: int = 8
-    """Lessons of one optimiser step."""
+    """Number of lessons in one optimiser step."""
     accumulate: int = 4
-    """Parts a batch is run in, to save memory."""
+    """Number of parts into which a batch is divided to save memory. The parts run one after another."""
     learning_rate: float = 0.045
-    """Highest learning rate, as a share of the spread of the model's embeddings, which differs tenfold between models."""
+    """The highest learning rate, as a fraction of the standard deviation of the model's embeddings. The deviation
+    differs tenfold between models."""
     warm_up: float = 0.05
-    """Share of the steps in which the learning rate rises; it then falls linearly to zero."""
+    """The fraction of the steps in which the learning rate rises. It then falls linearly to zero."""
     clip: float = 1.0
-    """Largest norm of the gradient of all parts together."""
+    """The largest norm of the gradient, computed over all parts together."""
     tail_weight: float = 0.1
-    """Weight of the KL over the question's tokens beside that over the answer's."""
+    """The weight of the KL over the question's tokens, relative to the KL over the answer's tokens."""
     balanced: bool = True
-    """Whether lessons of domains that diverge little to begin with count as much more, so that all domains gain alike."""
+    """Whether lessons get a weight in inverse proportion to the initial divergence of their domain, so that all domains
+    improve alike."""
     answer_tokens: int = 24
-    """Longest taught answer."""
+    """Maximum number of tokens in an answer of the teacher."""
     evaluate_every: int = 10
-    """Steps between measurements on the held-out lessons."""
+    """Number of steps between measurements on the held-out lessons."""
     patience: int = 6
-    """Measurements without improvement after which training stops."""
+    """Number of measurements without improvement after which training stops."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +61,6 @@ class DistillConfig:
             raise InputError("learning_rate and clip must be above 0, warm_up in [0, 1), tail_weight 0 or more.")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, numbered from 0, as a share of the embeddings' spread."""
+        """Return the learning rate of a step, numbered from 0, as a fraction of the embeddings' standard deviation."""
         rising = max(1, round(self.warm_up * self.steps))
         return self.learning_rate * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising + 1))

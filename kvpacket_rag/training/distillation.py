@@ -1,8 +1,8 @@
-"""Distillation of an adapter: the frozen model answers from packets as it does from a full prefill.
+"""Distillation: trains an adapter so that the frozen model answers from packets as it does from a full prefill.
 
-The student runs through the same `encode` and `assemble` as answering does; only the adapter's embeddings learn
-(KV Packet, arXiv 2604.13226, section 3; the loss is the KL over the teacher's own greedy answer, to which the
-question's tokens are added lightly).
+The student uses the same `encode` and `assemble` as answering does. Only the adapter's embeddings are trained
+(KV Packet, arXiv 2604.13226, section 3). The loss is the KL over the greedy answer of the teacher. The KL over the
+question's tokens is added with a small weight.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ ProgressReport = Callable[["Progress"], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a training run."""
 
     step: int
     steps: int
     loss: float
-    """Of the last step."""
+    """The loss of the last step."""
     fidelity: float | None
-    """KL per answer token on the held-out lessons, mean over domains, when last measured."""
+    """KL per answer token on the held-out lessons, averaged over domains. None if this step did not measure it."""
     best: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The outcome of a run."""
+    """The result of a training run."""
 
     adapter: Adapter
-    """The parts at the best measurement."""
+    """The adapter with the parts of the best measurement."""
     accepted: bool
-    """The gate: whether it beats what it started from, or no adapter, on the held-out lessons of every domain, by more
-    than a standard error of their differences."""
+    """Whether the adapter passes the gate: on the held-out lessons of every domain, it must beat the baseline by more
+    than one standard error of the differences."""
     without: Mapping[str, float]
-    """KL per answer token with what it started from, or without an adapter, by domain."""
+    """KL per answer token of the baseline, by domain: the model's adapter if `start` is present, else no adapter."""
     best: Mapping[str, float]
-    """The same with it."""
+    """KL per answer token with the trained adapter, by domain."""
     errors: Mapping[str, float]
-    """Standard errors of the mean differences between the two."""
+    """Standard errors of the mean differences between `without` and `best`, by domain."""
     history: Sequence[Mapping[str, Any]]
-    """One entry per step: loss, and the held-out KL where it was measured."""
+    """One entry per step: the loss, and the KL on the held-out lessons if the step measured it."""
 
 
 class _Run:
-    """One training run: parameters, optimiser, history."""
+    """One training run with its parameters, optimiser and history."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Run:
     ) -> None:
         self.lessons, self.held_out, self.config, self.folder = lessons, held_out, config, folder
         self.before = model.adapter if config.start is Start.PRESENT else None
-        """What the run has to beat."""
+        """The adapter that the run has to beat. None means no adapter."""
         start = start_values(model.with_adapter(initial or model.adapter), config.sizes, config.start, config.seed)
         model = self.model = model.with_adapter(None)
         self.parts = {name: value.clone().requires_grad_(len(value) > 0) for name, value in start.items()}
@@ -108,15 +108,15 @@ class _Run:
             self.best |= {name: saved.tensors[f"best/{name}"] for name in self.learned}
             self.history = saved.facts["history"]
             self.without, self.measured = saved.facts["without"], saved.facts["measured"]
-            logger.info("Going on at step %d of %d.", self.step, config.steps)
+            logger.info("Resuming at step %d of %d.", self.step, config.steps)
 
     @property
     def step(self) -> int:
-        """Number of steps done."""
+        """Number of finished steps."""
         return len(self.history)
 
     def batch(self) -> list[int]:
-        """Lessons of the next step: every epoch in another order, each lesson once."""
+        """Return the numbers of the next lessons. Each epoch uses every lesson once, in a new order."""
         size, count = self.config.batch, len(self.lessons)
         numbers = range(self.step * size, (self.step + 1) * size)
         orders = {
@@ -126,13 +126,13 @@ class _Run:
         return [orders[n // count][n % count] for n in numbers]
 
     def learn(self) -> float:
-        """Do one step and give its loss."""
+        """Run one optimiser step and return its loss."""
         config, numbers = self.config, self.batch()
         size = config.batch // config.accumulate
         total = 0.0
         for at in range(0, config.batch, size):
             loss = self._loss([self.lessons[n] for n in numbers[at : at + size]]) / config.accumulate
-            if loss.requires_grad:  # an anchor learns nothing from prompts of one chunk, which is not behind it
+            if loss.requires_grad:  # prompts of one chunk do not train the anchor: it precedes only later chunks
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.learned.values(), config.clip)
@@ -144,7 +144,7 @@ class _Run:
 
     def _loss(self, lessons: Sequence[TaughtLesson]) -> Tensor:
         adapted = self.model.with_adapter(Adapter.of(self.parts), differentiable=True)
-        # Packets that do not depend on what is learned are made as always, without gradients.
+        # Packets that do not depend on the trained parts are encoded without gradients.
         maker = adapted if any(len(self.parts[name]) for name in ("header", "trailer", "anchor")) else self.model
         packets = packets_of(maker, [taught.lesson for taught in lessons], self.config)
         losses = []
@@ -158,14 +158,14 @@ class _Run:
         return torch.stack(losses).mean()
 
     def _weight(self, domain: str) -> float:
-        """What a lesson counts for: more where the divergence to begin with is small, since each domain is judged alone."""
+        """Return a lesson's weight: higher if its domain diverged little at first, as the gate judges each domain."""
         without = means(self.without)
         if not self.config.balanced or not without.get(domain):
             return 1.0
         return fmean(without.values()) / without[domain]
 
     def measure(self, adapter: Adapter | None) -> Measured:
-        """KL per answer token on the held-out lessons."""
+        """Return the KL per answer token of the held-out lessons, by domain."""
         model = self.model.with_adapter(adapter)
         by: dict[str, list[float]] = {}
         with torch.no_grad():
@@ -177,7 +177,7 @@ class _Run:
         return dict(sorted(by.items()))
 
     def consider(self) -> float:
-        """Measure the parts as they are and keep them if they are the best so far; gives the mean over domains."""
+        """Measure the current parts and keep them if they are the best so far. Return the mean over domains."""
         found = self.measure(Adapter.of({name: part.detach() for name, part in self.parts.items()}))
         self.measured.append(found)
         if self.best_measured is found:
@@ -186,20 +186,20 @@ class _Run:
 
     @property
     def best_measured(self) -> Measured:
-        """The measurement of the parts that are kept, the first of equals."""
+        """The measurement of the kept parts. Of equal measurements, it is the first."""
         return min(self.measured, key=self._rank)
 
     def _rank(self, found: Measured) -> tuple[bool, float]:
-        """What is kept has the least: parts that pass the gate before those that do not, then by the mean."""
+        """Return the sort key. Parts that pass the gate come before others, then the lowest mean comes first."""
         return not passes(self.without, found), fmean(means(found).values())
 
     def finished(self) -> bool:
-        """Whether all steps are done, or none of the last measurements was better."""
+        """Return whether all steps are done, or the last `patience` measurements brought no improvement."""
         late = len(self.measured) - 1 - self.measured.index(self.best_measured) if self.measured else 0
         return self.step >= self.config.steps or late >= self.config.patience
 
     def save(self) -> None:
-        """Write the state of the run."""
+        """Save the checkpoint of the run."""
         tensors = {f"now/{name}": part for name, part in self.learned.items()}
         tensors |= {f"best/{name}": self.best[name] for name in self.learned}
         facts = {
@@ -222,18 +222,18 @@ def distill(
     data: str = "",
     progress: ProgressReport | None = None,
 ) -> Trained:
-    """Train an adapter for a model, or go on with the run in `folder`.
+    """Train an adapter for a model, or resume the run in `folder`.
 
-    lessons, held_out: prompts (`draw_lessons`); taught answers are kept in `folder`. initial: an adapter to start
-    from instead of the model's own, such as the outcome of an earlier run; the gate still judges against the model as
-    it came. data: the training data in words, for the card. Raises `InputError` if there are no lessons, or the
-    folder holds another run.
+    lessons, held_out: prompts from `draw_lessons`. The answers of the teacher are stored in `folder`.
+    initial: an adapter to start from instead of the model's own, such as the result of an earlier run. The gate still
+    compares with the model's own adapter. data: a description of the training data for the adapter's card.
+    Raises `InputError` if there are no lessons, or if the folder holds another run.
     """
     config = config or DistillConfig()
     if not lessons or not held_out:
         raise InputError(f"Training needs lessons and held-out lessons; got {len(lessons)} and {len(held_out)}.")
     if initial is not None and config.start is not Start.PRESENT:
-        raise InputError(f"An initial adapter goes with start={Start.PRESENT}; got start={config.start}.")
+        raise InputError(f"An initial adapter requires start={Start.PRESENT}; got start={config.start}.")
     if not isinstance(model, PacketModel):
         raise InputError(
             f"Training needs gradients, which the engine of {model.name} does not compute. Load the model with transformers."
@@ -258,7 +258,7 @@ def distill(
         if progress is not None:
             best = fmean(means(run.best_measured).values()) if run.measured else None
             progress(Progress(run.step, config.steps, loss, fidelity, best))
-    # In the number format the model computes in, as it was measured; 16 bit keep the file small.
+    # Convert to the model's number format, in which the adapter was measured. 16 bits keep the file small.
     parts = {name: part.to(base.dtype) for name, part in run.best.items()}
     adapter = Adapter.of(parts, _card(run, data))
     kept = run.best_measured

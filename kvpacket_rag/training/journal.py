@@ -1,4 +1,4 @@
-"""What long work has done so far, as JSON lines: an interruption loses at most the line it cut off."""
+"""A journal of finished work, as JSON lines. An interruption loses at most the line that it cut off."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["append_lines", "read_lines"]
 
 
 def append_lines(path: Path, values: Sequence[object]) -> None:
-    """Write values behind those a file holds, each on a line of its own."""
+    """Append values to a file, each on its own line."""
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(value) + "\n" for value in values))
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Give the values of a file, none if it is not there; a line that was cut off is removed from it."""
+    """Return the values of a file, none if there is no file. A line that was cut off is removed from the file."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")

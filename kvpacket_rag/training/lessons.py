@@ -1,7 +1,7 @@
-"""What an adapter learns from: prompts with what full prefill says about them, kept on disk.
+"""Lessons from which an adapter learns: prompts with the answers and distributions of full prefill, stored on disk.
 
-A lesson is taught when it is first needed, so that training starts at once, can be interrupted, and a second epoch
-does not pay for the teacher again.
+The teacher answers a lesson when it is first needed. Training therefore starts at once and can be interrupted, and a
+second epoch does not run the teacher again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = ["Lesson", "Lessons", "TaughtLesson", "Variety", "draw_lessons"]
 
 
 ROOM = 256
-"""Positions left for adapter and answer."""
+"""Number of positions reserved for the adapter and the answer."""
 
 
 @dataclass(frozen=True)
 class Variety:
-    """Between what prompts of training vary."""
+    """The sizes between which training prompts vary."""
 
     k: tuple[int, ...] = (2, 3, 4, 5)
-    """Numbers of chunks."""
+    """Numbers of chunks in a prompt."""
     chunk_tokens: tuple[int, ...] = (96, 128, 160, 256)
-    """Longest chunks, tokens."""
+    """Maximum lengths of a chunk, in tokens."""
 
     def __post_init__(self) -> None:
         if not self.k or not self.chunk_tokens or min(*self.k, *self.chunk_tokens) < 1:
@@ -51,7 +51,7 @@ class Variety:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A prompt of a domain, not taught yet."""
+    """A prompt of a domain, without the answer of the teacher."""
 
     domain: str
     question: Question
@@ -59,22 +59,22 @@ class Lesson:
 
 @dataclass(frozen=True, eq=False)
 class TaughtLesson:
-    """A prompt with the greedy answer of a full prefill and the distributions at its tokens and the question's."""
+    """A prompt with the greedy answer of a full prefill, and its distributions at the answer and the question."""
 
     lesson: Lesson
     answer: tuple[int, ...]
     at_answer: TopLogits
-    """At the n answer tokens."""
+    """The distributions at the n answer tokens."""
     at_tail: TopLogits
-    """At all tokens of the tail but the last, which is the answer's first place."""
+    """The distributions at all tokens of the tail except the last, which predicts the first answer token."""
 
 
 def draw_lessons(
     model: Engine, domains: Sequence[tuple[str, Sequence[Sample]]], variety: Variety, seed: int
 ) -> list[Lesson]:
-    """Make a prompt of every sample, with numbers and lengths of chunks drawn from `variety`, domains in turns.
+    """Build a prompt from every sample, with the number and the length of its chunks drawn from `variety`.
 
-    Prompts that do not fit the model's positions are left out.
+    The domains take turns. Prompts that do not fit the model's positions are left out.
     """
     cutters = {length: Questions(model, length) for length in variety.chunk_tokens}
     lessons: list[tuple[float, Lesson]] = []
@@ -90,7 +90,7 @@ def draw_lessons(
 
 
 class Lessons:
-    """Lessons by number, each taught once and kept in a folder."""
+    """Lessons by number. The teacher answers each lesson once, and the result is stored in a folder."""
 
     def __init__(self, model: Engine, lessons: Sequence[Lesson], folder: Path, *, answer_tokens: int) -> None:
         self._model, self._lessons, self._folder, self._most = model, lessons, folder, answer_tokens
@@ -101,12 +101,12 @@ class Lessons:
 
     @property
     def digest(self) -> str:
-        """Hash of all prompts and their domains, in order, and of the model that teaches them."""
+        """Hash of all prompts with their domains, in order, and of the model that teaches them."""
         names = [[lesson.domain, self._path(lesson).name] for lesson in self._lessons]
         return hashlib.sha256(canonical(names)).hexdigest()[:16]
 
     def lesson(self, number: int) -> Lesson:
-        """A lesson without its teaching."""
+        """Return a lesson without the answer of the teacher."""
         return self._lessons[number]
 
     def __getitem__(self, number: int) -> TaughtLesson:
@@ -120,7 +120,7 @@ class Lessons:
             return taught
 
     def keep(self, taught: TaughtLesson) -> None:
-        """Write a taught lesson where it will be found."""
+        """Store a taught lesson in the folder, where it is found again."""
         self._write(taught, self._path(taught.lesson))
 
     def _path(self, lesson: Lesson) -> Path:

@@ -1,7 +1,8 @@
-"""The distance that training makes small: KL to the teacher, from its most likely tokens and the mass of the rest.
+"""The training loss: KL to the teacher, from its most likely tokens and the total probability of all others.
 
-Pure functions on tensors. Keeping 64 logits instead of a vocabulary of 50,000 makes a taught answer small enough for
-the disk; the rest of the distribution is compared as one lump, which can only lower the KL (log sum inequality).
+These are pure functions on tensors. Each token keeps 64 logits instead of a vocabulary of 50,000, so that an answer of
+the teacher is small enough for the disk. All other tokens are compared as one event, which can only lower the KL (log
+sum inequality).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEPT = 64
 
 @dataclass(frozen=True, eq=False)
 class TopLogits:
-    """The most likely next tokens at n places."""
+    """The most likely next tokens at n positions."""
 
     ids: Tensor
     """[n, K] int32."""
@@ -26,13 +27,13 @@ class TopLogits:
 
 
 def top_logits(logits: Tensor, kept: int = KEPT) -> TopLogits:
-    """Keep the `kept` most likely tokens of logits [n, vocabulary]."""
+    """Return the `kept` most likely tokens of logits [n, vocabulary]."""
     values, ids = logits.float().log_softmax(-1).topk(min(kept, logits.shape[-1]))
     return TopLogits(ids.int(), values)
 
 
 def top_kl(teacher: TopLogits, logits: Tensor) -> Tensor:
-    """KL(teacher ‖ student) in nats, [n], for student logits [n, vocabulary]; differentiable in the logits."""
+    """Return KL(teacher ‖ student) in nats, [n], for student logits [n, vocabulary]; differentiable in the logits."""
     expected = teacher.log_probabilities.to(logits.device)
     student = logits.float().log_softmax(-1).gather(-1, teacher.ids.long().to(logits.device))
     known = (expected.exp() * (expected - student)).sum(-1)
@@ -41,5 +42,5 @@ def top_kl(teacher: TopLogits, logits: Tensor) -> Tensor:
 
 
 def _rest(mass: Tensor) -> Tensor:
-    """What is left of one, kept away from zero, where rounding could make it negative."""
+    """Return the probability of all other tokens. It is at least 1e-6, because rounding could make it negative."""
     return (1 - mass).clamp_min(1e-6)

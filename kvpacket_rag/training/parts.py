@@ -1,7 +1,7 @@
-"""The parts of an adapter while they are learned, and what they start from.
+"""The trainable parts of an adapter, and their initial values.
 
-An inserted embedding is never without effect, so training starts near one: from tokens that stand between pieces of
-text anyway.
+An inserted embedding always has an effect. Training therefore starts from tokens with little effect: those that usually
+stand between pieces of text.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ __all__ = ["Sizes", "Start", "spread", "start_values"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of embeddings in the three places."""
+    """Numbers of embeddings in each part of an adapter."""
 
     header: int = 0
     trailer: int = 0
     bridge: int = 0
     anchor: int = 0
-    """Embeddings of the anchor; they start from the neutral passages, whatever the start of the others."""
+    """Size of the anchor. A new anchor starts from the neutral passages, whichever `Start` the other parts use."""
 
     def __post_init__(self) -> None:
         numbers = (self.header, self.trailer, self.bridge, self.anchor)
         if min(numbers) < 0 or not any(numbers):
             raise InputError(
-                f"An adapter needs at least one embedding and no part below 0; got header {self.header}, trailer "
+                f"An adapter needs at least one embedding, and no part may have a size below 0; got header {self.header}, trailer "
                 f"{self.trailer}, bridge {self.bridge}, anchor {self.anchor}."
             )
 
 
 class Start(StrEnum):
-    """What the embeddings start from."""
+    """The initial values of the embeddings."""
 
     PRESENT = "present"
-    """The parts of the adapter the model has, in their sizes; delimiters for parts it lacks."""
+    """The parts of the model's adapter, in their present sizes. Parts that it lacks start from delimiters."""
 
     DELIMITERS = "delimiters"
-    """Line breaks, as they stand between passages."""
+    """Line breaks, which separate passages."""
     CLOSING = "closing"
-    """The first words that follow the documents in the prompt."""
+    """The first tokens after the documents in the prompt."""
     MEAN = "mean"
-    """The mean of the vocabulary's embeddings with a little noise, as small as the embeddings' own spread."""
+    """The mean of the vocabulary's embeddings, with noise of a tenth of their standard deviation."""
     RANDOM = "random"
-    """Normal noise of 0.02, as in the KV Packet paper."""
+    """Normal noise with a standard deviation of 0.02, as in the KV Packet paper."""
 
 
 def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> dict[str, Tensor]:
-    """Give float32 embeddings [n, hidden] of each part to begin training with."""
+    """Return the initial float32 embeddings [n, hidden] of each part."""
     present = {name: getattr(model.adapter, name).detach().float().cpu() for name in PARTS}
     kept = {name: value for name, value in present.items() if start is Start.PRESENT and len(value)}
     generator = torch.Generator().manual_seed(seed)
@@ -75,12 +75,12 @@ def start_values(model: PacketModel, sizes: Sizes, start: Start, seed: int) -> d
     passages = anchor_ids(model, Anchor.PASSAGES)[len(anchor_ids(model, Anchor.OPENING)) :]
     if sizes.anchor > len(passages) and "anchor" not in kept:
         raise InputError(
-            f"The anchor can have up to {len(passages)} embeddings, those of the passages; got {sizes.anchor}."
+            f"The anchor can have up to {len(passages)} embeddings, one for each token of the neutral passages; got {sizes.anchor}."
         )
     anchor = model.embeddings(torch.tensor(passages[len(passages) - sizes.anchor :], dtype=torch.long))
     return {name: part(getattr(sizes, name)) for name in ("header", "trailer", "bridge")} | {"anchor": anchor} | kept
 
 
 def spread(model: PacketModel) -> float:
-    """Standard deviation of the model's embeddings of running text: the unit of learning rates."""
+    """Return the standard deviation of the model's embeddings of running text, which is the unit of learning rates."""
     return float(model.embeddings(torch.tensor(anchor_ids(model, Anchor.PASSAGES))).float().std())

@@ -1,4 +1,4 @@
-"""What a training run did: report.json, and a picture of its curves."""
+"""The report of a training run: report.json, and a picture of the training curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["write_report"]
 
 
 def write_report(trained: Trained, config: DistillConfig, folder: Path) -> dict[str, Any]:
-    """Write report.json and report.png into a folder, and give the report as JSON values."""
+    """Write report.json and report.png into a folder, and return the report as JSON values."""
     report = {
         "accepted": trained.accepted,
         "without": dict(trained.without),

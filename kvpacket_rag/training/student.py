@@ -1,4 +1,7 @@
-"""The student: the model answering from packets, by the same `encode` and `assemble` as for a user, with gradients."""
+"""The student: the model that answers from packets.
+
+It uses the same `encode` and `assemble` as answering does, but with gradients.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ __all__ = ["packets_of", "student_logits"]
 
 
 def student_logits(model: PacketModel, packets: Sequence[Packet], taught: TaughtLesson) -> Tensor:
-    """Logits [m + n - 1, vocabulary] at the m tail and n - 1 answer tokens, from packets."""
+    """Return the logits [m + n - 1, vocabulary] at the m tail tokens and n - 1 answer tokens, computed from packets."""
     return forced_logits(model, taught.lesson.question, packets, taught.answer)
 
 
 def packets_of(model: PacketModel, lessons: Sequence[Lesson], config: DistillConfig) -> list[list[Packet]]:
-    """Packets of every lesson; chunks that stand in equal places are encoded together."""
+    """Encode the packets of every lesson. All first chunks are encoded together, and so are all later chunks."""
     firsts = [lesson.question.chunks[0] for lesson in lessons]
     others = [chunk for lesson in lessons for chunk in lesson.question.chunks[1:]]
     first = model.encode(firsts, anchor=anchor_ids(model, config.first_anchor))

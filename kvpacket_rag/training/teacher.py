@@ -1,4 +1,4 @@
-"""What full prefill answers, and with which distributions: the reference for methods and the teacher of adapters."""
+"""Greedy answers of full prefill with their logits. They are the reference for methods and the teacher of adapters."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Taught:
     """The greedy answer of a full prefill."""
 
     answer: tuple[int, ...]
-    """Token ids, with the end token if it was reached."""
+    """Token ids, including the end token if the answer reached it."""
     logits: Tensor
-    """[n, vocabulary] float32, from which each of the n tokens was chosen."""
+    """Float32 logits [n, vocabulary], from which the n tokens were chosen."""
 
 
 def continue_greedily(
     model: Engine, cache: ContextCache, logits: Tensor, *, position: int, most: int
 ) -> tuple[list[int], list[Tensor]]:
-    """Choose up to `most` tokens, the first from `logits` [vocabulary], the others behind the cache's filled slots.
+    """Generate up to `most` tokens greedily. An end token stops the generation and is kept.
 
-    position: of the first token chosen. Stops at an end token, which is kept. Returns ids and the logits each came from.
+    The first token is chosen from `logits` [vocabulary], the others are decoded behind the cache's filled slots.
+    position: the position of the first generated token. Returns the ids, and the logits from which each was chosen.
     """
     ids: list[int] = []
     seen: list[Tensor] = []
@@ -45,7 +46,10 @@ def continue_greedily(
 
 
 def forced_logits(model: Engine, question: Question, packets: Sequence[Packet], answer: Sequence[int]) -> Tensor:
-    """Logits [m + n - 1, vocabulary] at the m tail tokens and all but the last of the n of a given answer, from packets."""
+    """Return the logits [m + n - 1, vocabulary] for a given answer of n tokens, computed from packets.
+
+    They are the logits at the m tail tokens and at all answer tokens except the last.
+    """
     forced = [*question.tail, *answer[:-1]]
     bridge = model.adapter.bridge
     context = assemble(model, question.prefix, packets, room=len(bridge) + len(forced))
@@ -53,7 +57,7 @@ def forced_logits(model: Engine, question: Question, packets: Sequence[Packet], 
 
 
 def teach(model: Engine, question: Question, *, most: int) -> Taught:
-    """Answer a question by full prefill, greedily, with up to `most` tokens."""
+    """Answer a question greedily by full prefill, with up to `most` tokens."""
     context, logits = prefill(model, question.prefix, question.chunks, question.tail, room=most)
     ids, seen = continue_greedily(model, context.cache, logits[0], position=question.length, most=most)
     return Taught(tuple(ids), torch.stack(seen))

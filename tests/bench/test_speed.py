@@ -55,7 +55,7 @@ def test_ratios_are_made_within_rounds():
 def test_every_length_has_a_row_and_lengths_beyond_the_window_are_named(report):
     first, steps = report.tables
     assert [row["context"] for row in first.rows] == [row["context"] for row in steps.rows] == [256, 512]
-    assert "Left out, beyond the model's window: 100,000." in report.notes
+    assert "These lengths exceed the model's window and were left out: 100,000." in report.notes
     for row in first.rows:
         assert {"full", "ram", "disk", "limit", "epic-10", "ram_over_limit"} <= set(row)
         assert row["ram"].low / row["limit"].high <= row["ram_over_limit"].median <= row["ram"].high / row["limit"].low

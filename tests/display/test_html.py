@@ -92,7 +92,7 @@ def test_an_answer_shows_its_text_its_sources_and_the_figures_it_has(rag):
         assert f"{hit.chunk.document}, part {hit.chunk.ordinal + 1}, score {hit.score:.2f}" in page.text
     tokens, steps = page.bars()
     assert tokens == (
-        f"Tokens of the prompt: {usage.packet_tokens} from packets, {usage.prefix_tokens} of the kept prefix, "
+        f"Tokens of the prompt: {usage.packet_tokens} from packets, {usage.prefix_tokens} from the cached prefix, "
         f"{usage.computed_tokens} computed"
     )
     assert steps.startswith(f"First token after {milliseconds(times.first_token)}: ")
@@ -112,7 +112,7 @@ def test_the_steps_of_an_answer_add_up_to_its_total(rag):
 def test_an_answer_with_full_prefill_says_so(rag):
     page = Page(rag.ask(QUESTION, method="full")._repr_html_())
     assert "With full prefill" in page.text
-    assert page.bars()[0].startswith("Tokens of the prompt: 0 from packets, 0 of the kept prefix, ")
+    assert page.bars()[0].startswith("Tokens of the prompt: 0 from packets, 0 from the cached prefix, ")
 
 
 def test_what_was_built_missed_or_left_out_is_said(rag):
@@ -228,8 +228,8 @@ def test_a_comparison_shows_both_answers_with_their_own_figures(rag):
     page = Page(compared._repr_html_())
     full, packet = compared.full.usage, compared.packet.usage
     assert [label for label in page.bars() if "computed" in label] == [
-        f"Tokens of the prompt: 0 from packets, 0 of the kept prefix, {full.computed_tokens} computed",
-        f"Tokens of the prompt: {packet.packet_tokens} from packets, {packet.prefix_tokens} of the kept prefix, "
+        f"Tokens of the prompt: 0 from packets, 0 from the cached prefix, {full.computed_tokens} computed",
+        f"Tokens of the prompt: {packet.packet_tokens} from packets, {packet.prefix_tokens} from the cached prefix, "
         f"{packet.computed_tokens} computed",
     ]
     assert compared.verdict in page.text

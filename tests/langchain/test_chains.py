@@ -189,7 +189,7 @@ def test_documents_of_no_store_are_text_and_counted(chat: ChatKVPacket):
 def test_a_prompt_without_a_place_for_documents_is_refused(chat: ChatKVPacket):
     with pytest.raises(InputError, match="variable 'context'"):
         create_kvpacket_documents_chain(chat, ChatPromptTemplate.from_template("{question}"))
-    with pytest.raises(InputError, match="needs an input"):
+    with pytest.raises(InputError, match="needs 'input' or 'question'"):
         create_kvpacket_retrieval_chain(
             KVPacketRetriever(store=chat.store), create_kvpacket_documents_chain(chat)
         ).invoke({"query": "a"})

@@ -98,9 +98,9 @@ def test_call_arguments_win_over_the_constructor_and_unknown_ones_are_refused(ch
         chat.invoke(prompt, max_tokens=0)
     with pytest.raises(InputError, match="takes no frequency_penalty"):
         chat.invoke(prompt, frequency_penalty=1)
-    with pytest.raises(InputError, match="calls no tools"):
+    with pytest.raises(InputError, match="does not support tools"):
         chat.invoke(prompt, tools=[{"name": "x"}])
-    with pytest.raises(InputError, match="make another ChatKVPacket"):
+    with pytest.raises(InputError, match="Create another ChatKVPacket"):
         chat.invoke(prompt, model="gpt-4")
 
 
@@ -287,7 +287,7 @@ async def test_an_error_while_generating_reaches_the_consumer_and_the_next_quest
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(chat: ChatKVPacket):
-    with pytest.raises(BudgetError, match=r"needs \d+ positions, the model has 8192"):
+    with pytest.raises(BudgetError, match=r"needs \d+ positions, but the model has 8192"):
         chat.invoke("a" * 9000)
 
 

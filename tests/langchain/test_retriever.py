@@ -207,7 +207,7 @@ async def test_a_filter_goes_to_the_retriever_that_does_the_search_or_is_refused
     assert {d.metadata["t"] for d in found} == {"b"}
     assert await retriever.ainvoke("text", **only) == found
     for setting in ({"filter": {"t": "b"}}, {"search_type": "mmr"}, {"score_threshold": 0.5}):
-        with pytest.raises(ValueError, match="set on the base retriever"):
+        with pytest.raises(ValueError, match="on the base retriever, which does the search"):
             KVPacketRetriever(base_retriever=vectors.as_retriever(), store=retriever.store, **setting)
 
 

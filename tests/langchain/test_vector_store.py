@@ -44,7 +44,7 @@ def test_ids_given_beside_the_documents_win_and_their_number_is_checked(vectors:
     documents = [Document("One of two documents.", id="x"), Document("The other of two documents.", id="y")]
     assert vectors.add_documents(documents, ids=["1", None])[0] == "1"
     assert vectors.add_texts(["Some text to keep."], ids=["3"]) == ["3"]
-    with pytest.raises(InputError, match="got 1 for 2"):
+    with pytest.raises(InputError, match="got 1 ids for 2 documents"):
         vectors.add_documents(documents, ids=["1"])
     with pytest.raises(InputError, match="no text"):
         vectors.add_documents([Document("")])

@@ -238,7 +238,7 @@ def test_options_that_would_have_no_effect_are_refused(open_store, store: Docume
     for options in ({"filters": MetadataFilters(filters=[])}, {"similarity_top_k": 1}):
         with pytest.raises(InputError, match="on the base retriever"):
             KVPacketRetriever(store, base_retriever=index.as_retriever(), **options)
-    with pytest.raises(InputError, match="give one store"):
+    with pytest.raises(InputError, match="Give both the same store"):
         KVPacketQueryEngine.from_retriever(KVPacketRetriever(open_store("other")), llm=llm)
 
 

@@ -113,11 +113,11 @@ def test_settings_of_a_request_are_those_of_openai(address):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "takes no tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "does not support tools"),
         ({"n": 3}, "n: Input should be 1"),
         ({"temperature": -1}, "temperature must be 0 or more"),
         ({"max_tokens": -5}, "max_new_tokens must be at least 1"),
-        ({"response_format": {"type": "json_object"}}, "takes no response_format"),
+        ({"response_format": {"type": "json_object"}}, "does not support response_format"),
         ({"extra_body": {"kvpacket": {"method": "fast"}}}, "kvpacket.method"),
         ({"extra_body": {"kvpacket": {"chunks": 3}}}, "kvpacket.chunks"),
         ({"extra_body": {"kvpacket": {"k": 0}}}, "kvpacket.k"),

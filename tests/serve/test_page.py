@@ -85,7 +85,7 @@ def test_both_answers_stream_side_by_side_with_their_times_sources_and_prompt(pa
         assert page.text_content(f"#{method} .answer").strip() == expected.text
         assert page.inner_text(f"#{method} .first").endswith(("ms", "s"))
         assert f"{expected.usage.computed_tokens} computed" in page.inner_text(f"#{method} .cost")
-    assert "0 tokens of the prompt taken from before" in page.inner_text("#full .cost")
+    assert "0 prompt tokens reused" in page.inner_text("#full .cost")
     verdict = page.inner_text("#verdict")
     assert verdict.endswith(("the answers are the same.", "the answers differ."))
     same = page.text_content("#packet .answer") == page.text_content("#full .answer")
@@ -96,8 +96,8 @@ def test_both_answers_stream_side_by_side_with_their_times_sources_and_prompt(pa
     assert page.locator("#sources p").first.inner_text().strip() == hits[0].chunk.text.strip()
     kinds = page.locator("#prompt summary").all_inner_texts()
     assert len(kinds) == len(hits) + 2
-    assert kinds[0].startswith("Opening")
-    assert kinds[0].endswith("taken from before")
+    assert kinds[0].startswith("Prefix")
+    assert kinds[0].endswith("reused")
     assert kinds[-1].startswith("Question")
     assert kinds[-1].endswith("computed")
     assert page.locator("#prompt .reused").count() == len(hits) + 1
@@ -227,7 +227,7 @@ def test_nothing_is_cut_off_whatever_the_font(browser, store, rag, family, size)
 def test_all_can_be_done_from_the_keyboard_and_everything_has_a_name(page):
     ready(page)
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "To the question"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the question"
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     seen = []

@@ -537,4 +537,4 @@ def test_the_nearest_among_nearly_equal_vectors_are_found_exactly(open_store):
 @pytest.mark.parametrize(("storage", "warned"), [("int4", True), ("int8", False), ("float32", False)])
 def test_four_bit_packets_of_a_model_not_measured_in_them_give_a_warning(open_store, caplog, storage, warned):
     open_store(storage=storage).add(handbook()[:1])
-    assert ("4 bit" in caplog.text) is warned
+    assert ("4-bit" in caplog.text) is warned

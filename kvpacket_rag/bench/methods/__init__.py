@@ -1,4 +1,4 @@
-"""Ways to make a context, compared with each other: full prefill, packets of several kinds, and methods that recompute tokens.
+"""Methods of building a context: full prefill, several kinds of packets, and methods that recompute tokens.
 
-A method never tokenises, times or scores. It imports `errors`, `packets`, `engine` and `training.samples`.
+A method never tokenises, times or scores. This package imports `errors`, `packets`, `engine` and `training.samples`.
 """

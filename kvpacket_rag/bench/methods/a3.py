@@ -1,4 +1,4 @@
-"""A³ (arXiv 2511.17560): the tokens that the question attends to most are recomputed."""
+"""A³ (arXiv 2511.17560) recomputes the tokens that the question attends to most."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["A3"]
 
 
 class A3(AbstractRepair):
-    """Recompute the tokens that get most attention from the question over the packets as they are.
+    """Recomputes the tokens that get the most attention from the question over the unchanged packets.
 
-    The attention of all question tokens is averaged over layers and heads, which the abstract leaves open.
+    The attention of all question tokens is averaged over layers and heads. The paper's abstract does not specify this.
     """
 
     kind = "a3"
 
     def choose(self, model: PacketModel, context: Context, question: Question) -> Choice:
-        """Run the question once over the packets and rank chunk tokens by the attention they get."""
+        """Run the question once over the packets, and rank the chunk tokens by the attention that they get."""
         start, stop = len(question.prefix), context.cache.length
         weights = model.attention(context.cache, torch.tensor(question.tail)).mean(0)[start:stop]
         chosen = weights.topk(count_of(self.share, stop - start)).indices.cpu()

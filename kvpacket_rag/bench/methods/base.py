@@ -1,7 +1,7 @@
-"""What every method of making a context has in common.
+"""The base class of all methods of building a context.
 
-A method says which packets it wants made beforehand, which are not counted, and then begins an answer from them:
-that part is timed and its work is counted. It never tokenises, times or scores.
+A method first encodes the packets that a store would hold. This step is neither timed nor counted. It then begins an
+answer from them. This step is timed, and its work is counted. A method never tokenises, times or scores.
 """
 
 from __future__ import annotations
@@ -22,57 +22,60 @@ __all__ = ["AbstractMethod", "Begun", "Pass", "begin_from"]
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass, as far as its cost goes."""
+    """The cost of one forward pass."""
 
     tokens: int
     keys: int
-    """Keys attended to, summed over the tokens."""
+    """Number of keys attended to, summed over the tokens."""
     layers: int | None = None
-    """Layers run, default all."""
+    """Number of layers run. None means all layers."""
     logits: int = 0
-    """Tokens whose logits are computed."""
+    """Number of tokens whose logits are computed."""
 
     @classmethod
     def behind(cls, filled: int, tokens: int, *, logits: int = 0) -> Pass:
-        """A pass of `tokens` tokens behind `filled` slots."""
+        """Return the cost of a pass of `tokens` tokens behind `filled` slots."""
         return cls(tokens, tokens * filled + tokens * (tokens + 1) // 2, logits=logits)
 
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A context holding the whole prompt, and what it took to make it."""
+    """A context that holds the whole prompt, and the cost of building it."""
 
     context: Context
     logits: Tensor
-    """[1, vocabulary], of the prompt's last token."""
+    """Logits [1, vocabulary] of the prompt's last token."""
     passes: tuple[Pass, ...]
     skipped: int = 0
-    """Positions that no slot stands for, where tokens were left out."""
+    """Number of positions without a slot, whose tokens were left out."""
 
 
 class AbstractMethod(ABC):
-    """A way of making a context."""
+    """A method of building a context."""
 
     name: str
     stored: str = "nothing"
-    """Methods of one word here share their packets."""
+    """Describes the stored packets. Methods with equal values share their packets."""
 
     @property
     def identity(self) -> str:
-        """Everything results depend on besides name, model and question."""
+        """Everything that results depend on besides the method's name, the model and the question."""
         return self.stored
 
     def for_corpus(self, texts: Sequence[str]) -> AbstractMethod:
-        """Give the method for questions about a corpus, of which `texts` are passages; most methods are the same for all."""
+        """Return the method for questions about a corpus. Most methods return themselves.
+
+        texts: passages of the corpus.
+        """
         return self
 
     @abstractmethod
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
-        """Make what a store would hold, before any question is known. Empty for methods that store nothing."""
+        """Encode the packets that a store would hold, before any question is known. Methods may store none."""
 
     @abstractmethod
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
-        """Make the context of a question and run the question, leaving `room` slots for the answer."""
+        """Build the context of a question and run the question. Leave `room` slots for the answer."""
 
 
 def begin_from(model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:

@@ -1,4 +1,4 @@
-"""CacheBlend (arXiv 2405.16444): the tokens whose keys and values deviate most at an early layer are recomputed."""
+"""CacheBlend (arXiv 2405.16444) recomputes the tokens whose keys and values deviate most at an early layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from kvpacket_rag.training.samples.prompts import Question
 __all__ = ["CacheBlend"]
 
 CHECKED_LAYERS = 2
-"""Layers run on all chunk tokens; the deviation is measured at the last of them, the first whose states depend on context."""
+"""Number of layers that are run on all chunk tokens. The deviation is measured at the last of them, which is the first
+layer whose keys and values depend on the context."""
 
 
 class CacheBlend(AbstractRepair):
-    """Recompute the tokens that differ most from a full prefill, judged by the second layer."""
+    """Recomputes the tokens that differ most from a full prefill at the second layer."""
 
     kind = "cacheblend"
 
     def choose(self, model: PacketModel, context: Context, question: Question) -> Choice:
-        """Compute the early layers of all chunk tokens in the context and compare with what the packets hold.
+        """Compute the early layers of all chunk tokens in the context, and compare them with the packets.
 
-        The new states of these layers stay in the context.
+        The new keys and values of these layers stay in the context.
         """
         start, stop = len(question.prefix), context.cache.length
         slots = torch.arange(start, stop)

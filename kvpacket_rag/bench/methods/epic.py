@@ -1,4 +1,4 @@
-"""EPIC (LegoLink, arXiv 2410.15332): the first tokens of every chunk are recomputed, which takes their sinks away."""
+"""EPIC (LegoLink, arXiv 2410.15332) recomputes the first tokens of every chunk to remove their attention sinks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Epic"]
 
 
 class Epic(AbstractRepair):
-    """Recompute the beginning of every chunk."""
+    """Recomputes the beginning of every chunk."""
 
     kind = "epic"
 
     def choose(self, model: PacketModel, context: Context, question: Question) -> Choice:
-        """Take the same share of each chunk, from its start."""
+        """Choose the same share of tokens from the start of each chunk."""
         first = [slot for span in spans(question) for slot in span[: count_of(self.share, len(span))]]
         return Choice(torch.tensor(first))

@@ -1,4 +1,7 @@
-"""Full prefill: every token of the prompt is computed. The reference. Also without documents: the floor."""
+"""Full prefill, with and without documents.
+
+With documents, it computes every token of the prompt and is the reference. Without documents, it is the lower bound.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ __all__ = ["FullPrefill", "NoDocuments"]
 
 
 class FullPrefill(AbstractMethod):
-    """The prompt as text, read from its first token to its last."""
+    """Computes the whole prompt as text, from its first token to its last."""
 
     name = "full"
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
-        """Nothing is stored."""
+        """Return no packets, because this method stores nothing."""
         return []
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
@@ -29,10 +32,10 @@ class FullPrefill(AbstractMethod):
 
 
 class NoDocuments(FullPrefill):
-    """The question alone: what the model knows without any document."""
+    """Computes the question alone. It shows what the model knows without any document."""
 
     name = "none"
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
-        """Compute prefix and question only."""
+        """Compute only the prefix and the question."""
         return super().begin(model, Question(question.prefix, (), question.tail), packets, room)

@@ -1,4 +1,7 @@
-"""Packets placed side by side, nothing recomputed: bare, as in the KV Packet paper, and behind anchors."""
+"""Packets placed one after another without recomputation.
+
+They are bare packets, packets as in the KV Packet paper, and packets encoded behind anchors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ __all__ = ["PacketMethod"]
 
 
 class PacketMethod(AbstractMethod):
-    """Packets made behind an anchor, with an adapter or without."""
+    """Uses packets that are encoded behind an anchor, with or without an adapter."""
 
     def __init__(
         self,
@@ -33,10 +36,11 @@ class PacketMethod(AbstractMethod):
         own: int = 0,
         storage: str = "",
     ) -> None:
-        """anchor: default those the adapter was trained with, for both places; of a corpus anchor, `texts` are the passages.
+        """anchor: the anchor of all chunks. None means both anchors that the adapter was trained with.
 
-        first: anchor of the chunk that stands first, default as the others'. own: number of passages of the corpus that
-        questions are about, to be used as `texts`. storage: "int8" or "int4" for packets in few bits.
+        first: the anchor of the first chunk, by default the same as for the others. texts: the passages of a corpus
+        anchor. own: the number of passages from the questions' own corpus that are used as `texts`.
+        storage: "int8" or "int4" for quantised packets.
         """
         if anchor is None:
             first, anchor = default_anchors(adapter)
@@ -48,11 +52,14 @@ class PacketMethod(AbstractMethod):
 
     @property
     def identity(self) -> str:
-        """Anchors and adapter, the bridge included."""
+        """The anchors and the adapter, including its bridge."""
         return f"{self._seen}/{self.adapter.digest if self.adapter else 'none'}"
 
     def for_corpus(self, texts: Sequence[str]) -> PacketMethod:
-        """Take the corpus's own passages for the anchor, where it is to be of them. Raises `InputError` if they are too few."""
+        """Return the method with an anchor of the corpus's own passages, if `own` requests them.
+
+        Raises `InputError` if there are too few passages.
+        """
         if not self.own:
             return self
         if len(texts) < self.own:
@@ -64,7 +71,7 @@ class PacketMethod(AbstractMethod):
         return PacketMethod(self.name, self.anchor, self.adapter, first=self.first, texts=chosen, storage=self.storage)
 
     def packets(self, model: PacketModel, chunks: Sequence[Sequence[int]]) -> list[Packet]:
-        """Encode every chunk behind the anchor of its place, with the adapter's header and trailer."""
+        """Encode every chunk behind its anchor, with the adapter's header and trailer."""
         adapted = model.with_adapter(self.adapter)
         first, later = (anchor_ids(adapted, anchor, self.texts) for anchor in (self.first, self.anchor))
         packets = encode_in_place(adapted, chunks, first=first, later=later)

@@ -1,4 +1,4 @@
-"""The control: as many tokens recomputed as by the others, chosen at random."""
+"""The control: recomputes as many tokens as the other methods, but chooses them at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RandomTokens"]
 
 
 class RandomTokens(AbstractRepair):
-    """Recompute random tokens of the chunks; the same ones for the same lengths."""
+    """Recomputes random tokens of the chunks. Equal lengths give equal choices."""
 
     kind = "random"
 

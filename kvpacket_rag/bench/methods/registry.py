@@ -23,7 +23,7 @@ __all__ = ["ALL", "CORE", "make_methods"]
 REPAIRS: Mapping[str, type[AbstractRepair]] = {kind.kind: kind for kind in (Epic, CacheBlend, SamKV, A3, RandomTokens)}
 DEFAULT_PERCENT = 30
 MOST_OWN = 4
-"""Passages of the corpus in an anchor that can be asked for by name."""
+"""The largest number of corpus passages in an anchor that a name (`own-4`) can request."""
 
 CORE = ("full", "none", "bare", "paper", "anchored", "packet")
 ALL = (
@@ -35,10 +35,11 @@ ALL = (
 def make_methods(
     names: Sequence[str], *, packet: Adapter | None = None, paper: Adapter | None = None
 ) -> list[AbstractMethod]:
-    """Make methods by name; a recomputing one may carry its percentage (`epic-10`), and "all" and "core" are lists.
+    """Create methods by name.
 
-    packet, paper: the adapters of the methods of these names; without one, its method is left out of lists.
-    Raises `InputError` for an unknown name, or for a method asked for by name whose adapter is missing.
+    The name of a recomputing method may include its percentage (`epic-10`). "all" and "core" stand for lists.
+    packet, paper: the adapters of the methods with these names. Lists leave out a method whose adapter is missing.
+    Raises `InputError` for an unknown name, or if the adapter of a method requested by its own name is missing.
     """
     made: dict[str, AbstractMethod] = {}
     for name in names:
@@ -55,8 +56,8 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
     adapters = {"packet": packet, "paper": paper, **{f"packet-{bits}": packet for bits in QUANTISED}}
     if name in adapters and adapters[name] is None:
         raise InputError(
-            f"The method {name!r} needs an adapter for this model and none is shipped: train one with `kvpacket train` and "
-            f"name its file with --{'paper-adapter' if name == 'paper' else 'adapter'}, or leave the method out."
+            f"The method {name!r} needs an adapter for this model, and none is shipped. Train one with `kvpacket train` and "
+            f"pass its file with --{'paper-adapter' if name == 'paper' else 'adapter'}, or leave the method out."
         )
     plain: dict[str, AbstractMethod] = {
         "full": FullPrefill(),
@@ -84,7 +85,7 @@ def _make(name: str, packet: Adapter | None, paper: Adapter | None) -> AbstractM
     if kind in REPAIRS and (percent.isdigit() or not percent):
         return REPAIRS[kind](int(percent or DEFAULT_PERCENT) / 100)
     raise InputError(
-        f"There is no method {name!r}. There are all, core, {', '.join([*plain, *REPAIRS])}; those that recompute take a "
-        f"percentage, such as epic-10; passages-1 to passages-{len(PASSAGES)} are anchored with fewer passages, own-1 to own-{MOST_OWN} "
-        "with passages of the corpus that is asked about."
+        f"There is no method {name!r}. Choose from all, core, {', '.join([*plain, *REPAIRS])}. Methods that recompute tokens take a "
+        f"percentage, such as epic-10. passages-1 to passages-{len(PASSAGES)} use an anchor of fewer passages; own-1 to own-{MOST_OWN} use an anchor "
+        "of passages from the questions' own corpus."
     )

@@ -1,4 +1,4 @@
-"""Bare packets of which some tokens are recomputed in their context: what EPIC, CacheBlend, A³ and the control share."""
+"""The base class of EPIC, CacheBlend, SAM-KV, A³ and the control: bare packets with some tokens recomputed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["AbstractRepair", "Choice", "count_of", "spans"]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Which slots to recompute, and what finding them out took."""
+    """The slots to recompute, and the cost of choosing them."""
 
     slots: Tensor
     passes: tuple[Pass, ...] = ()
 
 
 def spans(question: Question) -> list[range]:
-    """Slots of every chunk in the assembled context."""
+    """Return the slots of every chunk in the assembled context."""
     found, start = [], len(question.prefix)
     for chunk in question.chunks:
         found.append(range(start, start + len(chunk)))
@@ -38,12 +38,12 @@ def spans(question: Question) -> list[range]:
 
 
 def count_of(share: float, total: int) -> int:
-    """How many of `total` tokens a share is: at least one, all for 1."""
+    """Return the number of tokens in a share of `total`: at least one, and all for a share of 1."""
     return min(total, max(1, round(share * total)))
 
 
 class AbstractRepair(AbstractMethod):
-    """Packets encoded alone, then a share of their tokens computed again in the assembled context."""
+    """Encodes packets alone, then recomputes a share of their tokens in the assembled context."""
 
     kind: str
     stored = f"{Anchor.NONE}/{Anchor.NONE}/none"
@@ -60,10 +60,10 @@ class AbstractRepair(AbstractMethod):
 
     @abstractmethod
     def choose(self, model: PacketModel, context: Context, question: Question) -> Choice:
-        """Say which slots of the context, which holds prefix and packets, to recompute."""
+        """Choose the slots to recompute in the context, which holds the prefix and the packets."""
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
-        """Place the packets, recompute the chosen tokens in one pass, run the question."""
+        """Place the packets, recompute the chosen tokens in one pass, and run the question."""
         model = model.with_adapter(None)
         context = assemble(model, question.prefix, packets, room=len(question.tail) + room)
         filled = context.cache.length

@@ -1,8 +1,8 @@
-"""SAM-KV (arXiv 2508.11661): contexts are thinned out with regard to each other, and what is kept is recomputed.
+"""SAM-KV (arXiv 2508.11661) drops tokens of each chunk, chosen across all chunks, and recomputes the kept ones.
 
-Only the abstract could be followed. Guessed here: blocks of 16 tokens; a block's worth is the attention the question
-pays to it in a softmax over all chunks together; the first and last block of each chunk are always kept; one
-pass recomputes everything kept, at the positions it had.
+This implementation follows the abstract only. It assumes the following. Blocks have 16 tokens. The score of a block is
+the attention that the question pays to it in a softmax over all chunks together. The first and the last block of each
+chunk are always kept. One pass recomputes all kept tokens at their original positions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BLOCK = 16
 
 
 class SamKV(AbstractRepair):
-    """Keep a share of the chunk tokens, recomputed; the rest is not in the context."""
+    """Keeps and recomputes a share of the chunk tokens. The other tokens are not in the context."""
 
     kind = "samkv"
 
     def choose(self, model: PacketModel, context: Context, question: Question) -> Choice:
-        """Rank blocks by the question's attention and keep the best, and the ends of each chunk."""
+        """Rank blocks by the question's attention. Keep the best, and the first and last block of each chunk."""
         weights = model.attention(context.cache, torch.tensor(question.tail)).mean(0)
         blocks, worth = [], []
         for span in spans(question):
@@ -48,7 +48,7 @@ class SamKV(AbstractRepair):
         return Choice(torch.tensor(sorted(kept)), (Pass.behind(context.cache.length, len(question.tail)),))
 
     def begin(self, model: PacketModel, question: Question, packets: Sequence[Packet], room: int) -> Begun:
-        """Place the packets, drop what was not chosen, recompute the rest in one pass, run the question."""
+        """Place the packets, drop unchosen tokens, recompute the chosen ones in one pass, and run the question."""
         model = model.with_adapter(None)
         tail = torch.tensor(question.tail)
         context = assemble(model, question.prefix, packets, room=len(tail) + room)

@@ -1,4 +1,4 @@
 """Benchmarks of time and size, one file for each `kvpacket bench` command.
 
-Fidelity is measured elsewhere. It imports `bench` and every part below it.
+`bench.fidelity` measures fidelity. This package imports `bench` and every package below it.
 """

@@ -1,4 +1,4 @@
-"""Tokens per second of making packets, against a plain prefill of the same chunks in as large batches."""
+"""Tokens per second of building packets, compared with plain prefill of the same chunks in equally large batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def measure_build(
     repeats: int = 3,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure for chunks of several lengths. storage: number format on disk."""
+    """Measure for chunks of several lengths. storage: the number format on disk."""
     if not lengths or min(lengths) < 1:
         raise InputError(f"Chunks must have at least one token; got {list(lengths)}.")
     spec = PacketSpec.of(model, Anchor.PASSAGES, storage_named(storage))
@@ -66,7 +66,7 @@ def measure_build(
     about = {"model": model.name, **machine(model), "storage": spec.storage.name, "rounds": repeats}
     about |= {"anchor_tokens": len(spec.anchor_ids), "batch_tokens": BATCH_TOKENS}
     notes = (
-        "Plain prefill runs the chunks from position 0 in batches; packets also attend to the anchor, whose states are kept.",
+        "Plain prefill runs the chunks from position 0 in batches. Packets also attend to the anchor, whose KV cache is kept.",
     )
     return Report("Building", about, (Table("", COLUMNS, tuple(rows)),), notes)
 

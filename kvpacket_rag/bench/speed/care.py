@@ -1,4 +1,4 @@
-"""Looking after a store of many chunks: what opening, counting, adding one document and verifying take."""
+"""Maintenance of a store with many chunks: the time to open, count, add one document and verify."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["measure_care"]
 
 DIMENSION = 384
 PER_DOCUMENT = 12
-"""Chunks of 48 tokens that a document has, about."""
+"""Approximate number of chunks of 48 tokens in a document."""
 WORDS = ["lamp", "battery", "cable", "shade", "green", "ochre", "glass", "price", "crown", "month", "cloth", "soap", "charge", "spare", "pair", "handle", "door", "river", "winter", "engine", "paper", "garden", "letter", "window", "bridge", "metal", "station", "harbour", "copper"]  # fmt: skip
 
 COLUMNS = (
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 class _Embedder:
-    """Vectors drawn from a hash of the text: what they say does not matter here."""
+    """Draws vectors from a hash of the text. Their meaning does not matter here."""
 
     name = "random-384"
     dimension = DIMENSION
@@ -51,7 +51,10 @@ class _Embedder:
 def measure_care(
     model: PacketModel, count: int, *, chunk_tokens: int = 48, repeats: int = 3, progress: Progress | None = None
 ) -> Report:
-    """Measure a store of about `count` chunks of 48 tokens, fewer of longer ones, which is built in a temporary folder first."""
+    """Build a store in a temporary folder, and measure it.
+
+    It has about `count` chunks of 48 tokens, or fewer chunks if they are longer.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _open(folder, model, chunk_tokens) as store:
         store.add(_documents(count), progress=None if progress is None else lambda state: progress(state.chunks, count))
         numbers = iter(range(repeats + 1))
@@ -73,7 +76,7 @@ def measure_care(
     }  # fmt: skip
     about = {"model": model.name, **machine(model), "chunk tokens": chunk_tokens, "rounds": repeats}
     notes = ("Files are in the system's page cache, which is faster than any disk.",)
-    return Report("Many chunks", about, (Table("Care", COLUMNS, (row,)),), notes)
+    return Report("Store with many chunks", about, (Table("Maintenance", COLUMNS, (row,)),), notes)
 
 
 def _open(folder: str, model: PacketModel, chunk_tokens: int) -> DocumentStore:

@@ -1,4 +1,4 @@
-"""Seconds per generated token, against `generate` of transformers with its own cache, over the same context."""
+"""Seconds per generated token, compared with `generate` of transformers with its own cache over the same context."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def measure_decode(
         if progress is not None:
             progress(number + 1, len(wanted))
     about = {"model": model.name, **machine(model), "tokens": tokens, "rounds": repeats}
-    notes = ("generate has its default cache and attention, and the context in its cache already.", *left_out(skipped))
+    notes = ("generate uses its default cache and attention. Its cache already holds the context.", *left_out(skipped))
     picture = Picture("context", ("ours", "generate"), "context, tokens", "seconds per token")
     return Report("Decoding", about, (Table("", COLUMNS, tuple(rows)),), notes, picture)
 
@@ -63,7 +63,7 @@ def _ways(model: PacketModel, ids: Sequence[int], tokens: int) -> dict[str, Way]
 
 
 def _decoding(model: PacketModel, cache: SlotCache, tokens: int) -> Callable[[], object]:
-    """What `generate` of this package does for each token, with nothing that could end it early."""
+    """Return a function that decodes each token as `generate` of this package does, but never stops early."""
     length = cache.length
 
     def decode() -> str:

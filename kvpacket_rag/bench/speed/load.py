@@ -1,4 +1,4 @@
-"""Questions per second, and times to first token, when several clients ask at once."""
+"""Questions per second and times to first token when several clients ask at the same time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS = (
     Column("rate", "questions/s", "number"),
     Column("p50", "first token, p50", "ms"),
     Column("p99", "first token, p99", "ms"),
-    Column("batch_rate", "as batches of that many, questions/s", "number"),
+    Column("batch_rate", "in batches of that size, questions/s", "number"),
     Column("full_rate", "full prefill, questions/s", "number"),
     Column("full_p50", "full prefill, p50", "ms"),
     Column("full_p99", "full prefill, p99", "ms"),
@@ -50,7 +50,7 @@ def measure_load(
     embedder: Embedder | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Let several numbers of clients ask `questions` questions in all, from packets and with full prefill in turns."""
+    """Let each number of clients ask `questions` questions in total, alternately from packets and with full prefill."""
     if not clients or min(clients) < 1 or questions < 1:
         raise InputError(f"clients and questions must be at least 1; got {list(clients)} and {questions}.")
     samples = generate_samples("needle", max(8, questions // 2), CHUNKS, "load")
@@ -63,7 +63,7 @@ def measure_load(
         store.add([Document(text, id=str(number)) for number, text in enumerate(texts)])
         rag = RAG(store, k=CHUNKS, config=replace(GenerationConfig(), max_new_tokens=ANSWER_TOKENS))
         asked = [samples[number % len(samples)].question for number in range(questions)]
-        _ask(rag, asked, 1, "packet")  # what is built when it is first needed is built now
+        _ask(rag, asked, 1, "packet")  # warm-up: builds what is otherwise built at first use
         for number, count in enumerate(sorted(set(clients))):
             row: dict[str, Value] = {"clients": count}
             for method, prefix in (("packet", ""), ("full", "full_")):
@@ -77,12 +77,14 @@ def measure_load(
                 progress(number + 1, len(set(clients)))
         about = {"model": model.name, **machine(model), "questions": questions, "chunks": CHUNKS}
         about |= {"answer_tokens": ANSWER_TOKENS}
-    notes = ("First token: from the question's arrival, search and waiting for other clients included.",)
+    notes = (
+        "The time to first token starts when the question arrives. It includes the search and waiting for other clients.",
+    )
     return Report("Load", about, (Table("", COLUMNS, tuple(rows)),), notes)
 
 
 def _ask(rag: RAG, questions: Sequence[str], clients: int, method: str) -> tuple[float, list[float]]:
-    """Seconds in all, and each question's seconds to its first token."""
+    """Return the total seconds, and the seconds to the first token of each question."""
     waiting, first, lock = list(questions), [], threading.Lock()
     failed: list[BaseException] = []
 
@@ -96,7 +98,7 @@ def _ask(rag: RAG, questions: Sequence[str], clients: int, method: str) -> tuple
                 answer = rag.ask(question, method=method)  # type: ignore[arg-type]
                 with lock:
                     first.append(answer.timings.first_token)
-        except BaseException as error:  # shown by whoever started the clients
+        except BaseException as error:  # raised again by the thread that started the clients
             failed.append(error)
 
     start = time.perf_counter()
@@ -111,9 +113,9 @@ def _ask(rag: RAG, questions: Sequence[str], clients: int, method: str) -> tuple
 
 
 def _ask_batches(rag: RAG, questions: Sequence[str], size: int) -> float:
-    """Seconds for all questions, `size` at a time in one batch."""
+    """Return the seconds for all questions in batches of `size`."""
     start = time.perf_counter()
-    with ThreadPoolExecutor(1) as client:  # as the clients are threads
+    with ThreadPoolExecutor(1) as client:  # a thread, as the clients are
         for at in range(0, len(questions), size):
             client.submit(rag.ask_batch, questions[at : at + size]).result()
     return time.perf_counter() - start

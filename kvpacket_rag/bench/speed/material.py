@@ -1,6 +1,6 @@
-"""What times are measured on: packets of random text in a store of their own, and a question.
+"""The material for time measurements: packets of random text in their own store, and a question.
 
-Speed does not depend on what texts say, and random ones can be as long as one likes.
+Speed does not depend on the content of texts, and random texts can have any length.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 CHUNK_TOKENS = 256
 ANSWER_ROOM = 64
 QUESTION = "Which place is open on Sundays, and what do people bring?"
-"""About as long, with the template around it, as the median question of SQuAD and NQ: 31 tokens of SmolLM2."""
+"""With the template around it, it is about as long as the median question of SQuAD and NQ: 31 tokens of SmolLM2."""
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Packets of random text in a store of their own, and a question."""
+    """Packets of random text in their own store, and a question."""
 
     model: PacketModel
     store: PacketStore
@@ -56,21 +56,21 @@ class Material:
     question: Question
 
     def at(self, count: int) -> Question:
-        """The question over the first `count` chunks."""
+        """Return the question over the first `count` chunks."""
         return Question(self.question.prefix, self.question.chunks[:count], self.question.tail)
 
     def packets(self, count: int) -> list[Packet]:
-        """The first `count` packets, from memory if they are there."""
+        """Return the first `count` packets, from memory if they are there."""
         wanted = [(key, self.spec.fingerprint) for key in self.keys[:count]]
         return [packet for packet in self.store.get_each(wanted) if packet is not None]
 
     def assembled(self, count: int) -> Context:
-        """A context of the first `count` packets, with room for the question and an answer."""
+        """Return a context of the first `count` packets, with room for the question and an answer."""
         room = len(self.question.tail) + ANSWER_ROOM
         return assemble(self.model, self.question.prefix, self.packets(count), room=room)
 
     def ways(self, count: int) -> dict[str, Way]:
-        """From the first `count` packets to a token: with packets in memory, and from files in the system's page cache."""
+        """Return the ways from the first `count` packets to a token: from memory, and from files in the page cache."""
 
         def answer() -> object:
             return int(ask(self.model, self.assembled(count), self.question.tail).argmax())
@@ -81,7 +81,7 @@ class Material:
         }
 
     def drop_pages(self) -> None:
-        """Ask the system to forget the packets' files, so that they are read from the disk."""
+        """Ask the system to drop the packets' files from its page cache, so that they are read from the disk."""
         for file in self.store.blobs.files():
             descriptor = os.open(Path(self.store.blobs.name) / file, os.O_RDONLY)
             try:
@@ -91,7 +91,7 @@ class Material:
 
 
 def random_chunks(model: PacketModel, count: int, tokens: int = CHUNK_TOKENS) -> list[tuple[int, ...]]:
-    """Token ids of `count` chunks of `tokens` tokens, none of them special; the same for a model each time."""
+    """Return `count` chunks of `tokens` token ids without special tokens. A model gets the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(0, model.vocabulary_size, (count, 2 * tokens), generator=generator).tolist()
     special = set(model.text.special_ids)
@@ -100,7 +100,7 @@ def random_chunks(model: PacketModel, count: int, tokens: int = CHUNK_TOKENS) ->
 
 @contextlib.contextmanager
 def make_material(model: PacketModel, count: int, storage: str | None = None) -> Iterator[Material]:
-    """Make `count` packets in a temporary store, kept there as `storage`."""
+    """Build `count` packets in a temporary store, in the number format `storage`."""
     spec = PacketSpec.of(model, Anchor.PASSAGES, storage_named(storage))
     chunks = random_chunks(model, count)
     with (
@@ -119,7 +119,7 @@ def make_material(model: PacketModel, count: int, storage: str | None = None) ->
 
 
 def fitting(model: PacketModel, lengths: list[int]) -> tuple[list[int], list[int]]:
-    """Context lengths in rising order that the model has room for, and those it has none for.
+    """Return the context lengths that fit the model, in ascending order, and those that do not.
 
     Raises `InputError` for lengths below one packet, or if none fits.
     """
@@ -133,6 +133,6 @@ def fitting(model: PacketModel, lengths: list[int]) -> tuple[list[int], list[int
 
 
 def left_out(lengths: list[int]) -> tuple[str, ...]:
-    """The note on lengths a model has no room for, if there are any."""
+    """Return the note on lengths that do not fit the model, if there are any."""
     names = ", ".join(f"{length:,}" for length in lengths)
-    return (f"Left out, beyond the model's window: {names}.",) if lengths else ()
+    return (f"These lengths exceed the model's window and were left out: {names}.",) if lengths else ()

@@ -1,8 +1,9 @@
-"""Time to first token beside what one would use instead, on the same prompt and machine.
+"""Time to first token, compared with alternatives on the same prompt and machine.
 
-transformers: full prefill, and prefix caches of chunks saved with torch.save, read again and concatenated as TurboRAG
-does (arXiv 2410.07590). llama.cpp: full prefill, and its prefix cache when the same context comes again and when its
-chunks come in another order; it runs a GGUF file of the same model, whose weights may have fewer bits.
+With transformers, it measures full prefill, and prefix caches of chunks that are saved with torch.save, loaded again
+and concatenated as in TurboRAG (arXiv 2410.07590). With llama.cpp, it measures full prefill, and the prefix cache when
+the same context is repeated and when its chunks are reordered. llama.cpp runs a GGUF file of the same model, whose
+weights may have fewer bits.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ def measure_peers(
     repeats: int = 5,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure at several context lengths. gguf: the model for llama.cpp, which is left out without it.
+    """Measure at several context lengths. gguf: the model file for llama.cpp. Without it, llama.cpp is left out.
 
     Raises `MissingDependencyError` if a GGUF file is given and llama-cpp-python is not installed.
     """
     wanted, skipped = fitting(model, list(lengths))
     if min(wanted) < 2 * CHUNK_TOKENS:
         raise InputError(
-            f"Lengths must be at least two packets, {2 * CHUNK_TOKENS} tokens, which can be reordered; got {min(wanted)}."
+            f"Lengths must be at least {2 * CHUNK_TOKENS} tokens, so that there are two packets to reorder; got {min(wanted)}."
         )
     cpp = _LlamaCpp(gguf, max(wanted) + CHUNK_TOKENS, torch.get_num_threads()) if gguf else None
     rows: list[dict[str, Value]] = []
@@ -79,14 +80,14 @@ def measure_peers(
         about |= {"gguf": gguf.name if gguf else "", "llama_cpp": cpp.version}
     tables = (
         Table("", tuple(columns), tuple(rows)),
-        Table("Beside packets in memory", (columns[0], *against), tuple(rows)),
+        Table("Relative to packets in memory", (columns[0], *against), tuple(rows)),
     )
     picture = Picture("context", tuple(TITLES), "context, tokens", "seconds to first token")
-    return Report("Beside others", about, tables, left_out(skipped), picture)
+    return Report("Comparison with alternatives", about, tables, left_out(skipped), picture)
 
 
 class _Saved:
-    """States of chunks, each read alone and saved with torch.save."""
+    """KV caches of chunks, each computed alone and saved with torch.save."""
 
     def __init__(self, material: Material, folder: Path) -> None:
         self.reference = Reference(material.model)
@@ -96,7 +97,7 @@ class _Saved:
             torch.save([(layer.keys, layer.values) for layer in cache.layers], file)
 
     def ask(self, question: Question) -> int:
-        """Read the states of prefix and chunks, concatenate them, and run the question over them."""
+        """Load the KV caches of the prefix and the chunks, concatenate them, and run the question over them."""
         parts = [torch.load(file, weights_only=True) for file in self._files[: len(question.chunks) + 1]]
         return int(self.reference.run([question.tail], self.reference.joined(parts)).argmax())
 
@@ -120,11 +121,11 @@ class _LlamaCpp:
         )
 
     def first(self, ids: Sequence[int]) -> int:
-        """Take the first token after some ids; what the cache holds of their beginning is not read again."""
+        """Return the first token after the ids. A beginning that is already in the cache is not computed again."""
         return int(next(iter(self._model.generate(list(ids), temp=0.0))))
 
     def ways(self, question: Question) -> dict[str, Way]:
-        """Full prefill, the context again, and the context in another order."""
+        """Return the ways: full prefill, the same context again, and the context with reordered chunks."""
         prompt = question.ids
         other = replace(question, tail=question.tail[1:]).ids
         reordered = replace(question, chunks=question.chunks[::-1]).ids

@@ -1,4 +1,4 @@
-"""What a store takes and gives: bytes and reading speed by number format, search among many vectors, opening."""
+"""Size and speed of a store: bytes and loading speed by number format, search among many vectors, and opening."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvpacket_rag.store.database.sqlite import SQLite
 __all__ = ["measure_store", "searcher"]
 
 DIMENSION = 384
-"""Numbers of a vector of the default embedder."""
+"""Number of dimensions of the default embedder's vectors."""
 PACKETS = 8
 SEARCHES = 20
 BATCH = 10_000
@@ -38,7 +38,7 @@ FORMATS = (
     Column("bytes_per_token", "bytes per token", "count"),
     Column("share", "÷ 16 bit", "ratio"),
     Column("read", "read and check, per packet", "fine ms"),
-    Column("decode", "decode, per packet (numbers in few bits are read back when placed)", "fine ms"),
+    Column("decode", "decode, per packet (quantised numbers are converted when placed)", "fine ms"),
     Column("write", "encode and write, per packet", "fine ms"),
     Column("bandwidth", "read and checked, MB/s", "count"),
 )
@@ -60,9 +60,9 @@ def measure_store(
     repeats: int = 5,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure packets in several number formats, and search among as many vectors as each of `sizes` says.
+    """Measure packets in several number formats, and search among several numbers of vectors.
 
-    embedder: adds the time a question's vector takes.
+    sizes: the numbers of vectors. embedder: if given, the time to embed a question is measured too.
     """
     total = len(storages) + len(sizes)
     formats: list[dict[str, Value]] = []
@@ -77,7 +77,7 @@ def measure_store(
         if progress is not None:
             progress(len(formats) + len(searches), total)
     about = {"model": model.name, **machine(model), "packets": PACKETS, "rounds": repeats}
-    notes = ("Files are in the system's page cache. Every vector is compared.",)
+    notes = ("Files are in the system's page cache. The search compares every vector.",)
     tables = Table("Packets", FORMATS, tuple(formats)), Table("Search", SEARCH, tuple(searches))
     return Report("Store", about, tables, notes)
 
@@ -107,7 +107,7 @@ def _format(model: PacketModel, storage: str, repeats: int) -> dict[str, Value]:
 
 
 def _vectors(count: int) -> Iterator[Vectors]:
-    """Unit vectors in batches, gathered around some centres as those of texts are; the same each time."""
+    """Yield unit vectors in batches, clustered around centres like those of texts. They are the same each time."""
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((2000, DIMENSION), dtype=np.float32)
     for start in range(0, count, BATCH):
@@ -139,7 +139,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _opening(size: int) -> float:
-    """Seconds until a database of that many chunks is open and has answered its first search."""
+    """Return the seconds until a database of `size` chunks is open and has answered its first search."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         with (
             contextlib.closing(Database(SQLite(Path(folder) / "store.db"))) as database,
@@ -177,7 +177,7 @@ def _chunk_row(number: int, vector: Vectors) -> dict[str, object]:
 
 
 def searcher(embedder: Embedder, size: int = BATCH) -> Callable[[], tuple[float, float]]:
-    """Embeds a question and searches `size` chunks with it; gives the seconds of both."""
+    """Return a function that embeds a question, searches `size` chunks with it and returns the seconds of both."""
     vectors = next(_vectors(size))
     index = VectorIndex(DIMENSION)
     index.add(list(range(size)), vectors[:size])

@@ -1,4 +1,7 @@
-"""Comparing times on a noisy machine: the ways to compare take turns within one run, and ratios are made within a round."""
+"""Comparison of times on a noisy machine.
+
+The ways to compare take turns within one run, and ratios are computed within each round.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Way:
 
     run: Callable[[], object]
     before: Callable[[], object] = lambda: None
-    """Puts things in place before each run; not timed."""
+    """Prepares each run. It is not timed."""
 
 
 def interleaved(
@@ -46,10 +49,10 @@ def interleaved(
     synchronize: Callable[[], None] = lambda: None,
     progress: Progress | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each way in each of `repeats` rounds, after one round that is not counted.
+    """Return the seconds of each way in each of `repeats` rounds, after one warm-up round that is not counted.
 
-    In each round they take another order. synchronize: waits for a device, so that the clock tells the truth. Raises
-    `InputError` for repeats below 1.
+    Each round has another order of the ways. synchronize: waits for the device, so that the measured times are correct.
+    Raises `InputError` for repeats below 1.
     """
     check_count(repeats, "repeats")
     names, draw = list(ways), random.Random(0)  # noqa: S311 - orders that can be repeated
@@ -69,5 +72,5 @@ def interleaved(
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], one: str, other: str) -> Spread:
-    """`one` over `other`, within each round."""
+    """Return the ratio of `one` to `other`, computed within each round."""
     return Spread.of([a / b for a, b in zip(seconds[one], seconds[other], strict=True)])

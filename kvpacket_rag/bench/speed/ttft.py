@@ -1,8 +1,8 @@
 """Time to first token, from the question's tokens to the choice of the answer's first token.
 
-Several ways to the same point take turns: full prefill; packets from memory, from files in the system's page cache,
-and from the disk; methods that recompute a part; and the limit, the question alone over a context that is already
-assembled. A second table splits the way of packets in files into its steps, search included.
+Several ways to the first token take turns: full prefill; packets from memory, from files in the system's page cache,
+and from the disk; methods that recompute some tokens; and the limit, which is the question alone over a context that is
+already assembled. For packets in files, a second table shows the time of each step, including the search.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["measure_ttft"]
 STEPS = ("embed", "search", "load", "decode", "assemble", "question", "choose")
 
 Search = Callable[[], tuple[float, float]]
-"""Embeds a question and searches with it; gives the seconds of both."""
+"""Embeds a question and searches with it. Returns the seconds of both steps."""
 
 
 def measure_ttft(
@@ -40,9 +40,10 @@ def measure_ttft(
     search: Search | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure at several context lengths (tokens, rounded to whole packets).
+    """Measure at several context lengths (in tokens, rounded down to whole packets).
 
-    storage: number format of packets at rest. others: recomputing methods to compare with. search: adds its steps.
+    storage: the number format of stored packets. others: recomputing methods to compare with. search: the search whose
+    steps are measured too.
     Raises `InputError` for lengths below one packet or repeats below 1.
     """
     wanted, skipped = fitting(model, list(lengths))
@@ -79,7 +80,7 @@ PICTURE = Picture("context", ("full", "disk", "ram", "limit"), "context, tokens"
 
 
 def _ways(material: Material, count: int, others: Sequence[AbstractMethod]) -> dict[str, Way]:
-    """Make the ways for a context of `count` packets; each leaves everything as it found it."""
+    """Return the ways for a context of `count` packets. No way affects the ways that run after it."""
     model, store, question = material.model, material.store, material.at(count)
     ready = material.assembled(count)
     filled = ready.cache.length
@@ -116,7 +117,10 @@ def _row(context: int, seconds: dict[str, list[float]]) -> dict[str, Value]:
 
 
 def _steps(material: Material, count: int, repeats: int, search: Search | None) -> dict[str, Value]:
-    """Seconds of each step when packets come from files in the page cache, one step after another; the store's memory is left out."""
+    """Return the seconds of each step when packets come from files in the page cache.
+
+    The steps run one after another and do not use the store's memory cache.
+    """
     model, question = material.model, material.at(count)
     keys, fingerprint = material.keys[:count], material.spec.fingerprint
     room = len(question.tail) + ANSWER_ROOM
@@ -164,7 +168,7 @@ def _tables(rows: list[dict[str, Value]], steps: list[dict[str, Value]], others:
     split = (
         context,
         Column("embed", "embed the question", "fine ms"),
-        Column("search", "index", "fine ms"),
+        Column("search", "search", "fine ms"),
         Column("load", "read and check", "fine ms"),
         Column("decode", "decode", "fine ms"),
         Column("assemble", "assemble", "fine ms"),
@@ -175,7 +179,7 @@ def _tables(rows: list[dict[str, Value]], steps: list[dict[str, Value]], others:
 
 
 def _part(progress: Progress | None, number: int, of: int, repeats: int) -> Progress | None:
-    """Progress of one length among several."""
+    """Return the progress callback for one of several lengths."""
     if progress is None:
         return None
     return lambda done, _: progress(number * repeats + done, of * repeats)

@@ -1,7 +1,7 @@
-"""Memory of contexts, used again when a context is no longer needed.
+"""A pool that reuses the memory of contexts that are no longer needed.
 
-A new large piece of memory costs an operating system a fault per page at its first touch: for a context of 4,096 tokens that
-is longer than copying all packets into it. On a GPU torch's own allocator already keeps memory.
+The first access to each page of newly allocated memory causes a page fault. For a context of 4,096 tokens, the page
+faults take longer than copying all packets into it. On a GPU, torch's own allocator already reuses memory.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from torch import Tensor
 __all__ = ["BufferPool", "Lease"]
 
 KEPT = 2
-"""Free pieces kept, at most: the largest."""
+"""Maximum number of free pieces in the pool. It keeps the largest ones."""
 KEPT_BYTES = 1 << 30
-"""Their bytes together, at most."""
+"""Maximum size of all free pieces together, in bytes."""
 ROOMY = 4
-"""How many times larger than asked for a piece may be."""
+"""Maximum ratio of the size of a reused piece to the requested size."""
 STEP = 1 << 22
-"""Pieces are multiples of this many bytes, so that contexts of about a length share one; what is never touched costs nothing."""
+"""Piece sizes are multiples of this many bytes, so that contexts of similar length can use the same piece. Pages that
+are never touched cost nothing."""
 
 
 class Lease:
-    """A piece of memory for as long as this object lives; whoever shows it to others keeps the lease with it."""
+    """A piece of memory, reserved while this object exists. Code that shares the memory must also share the lease."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory, self._at = memory, 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The next part of it, as an uninitialised tensor."""
+        """Return the next part of the memory as an uninitialised tensor."""
         size = torch.Size(shape).numel() * dtype.itemsize
         part = self._memory[self._at : self._at + size].view(dtype).reshape(shape)
         self._at += size
@@ -39,16 +40,16 @@ class Lease:
 
 
 class BufferPool:
-    """Gives out memory and takes it back when its lease ends. Threads may use it at the same time."""
+    """Leases memory and reclaims it when the lease ends. Several threads may use one pool."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
-        self._lock = threading.RLock()  # a lease may end, by garbage collection, within `lease` itself
+        self._lock = threading.RLock()  # re-entrant: garbage collection may end a lease while `lease` runs
 
     def lease(self, size: int) -> Lease:
-        """Give `size` bytes of a processor's memory, uninitialised."""
+        """Return a lease of `size` bytes of CPU memory. The memory is not initialised."""
         with self._lock:
-            # A small context does not hold on to the memory of a large one, which the next large one would miss.
+            # A small context does not get the memory of a large one, because the next large context would need it.
             fitting = [piece for piece in self._free if size <= len(piece) <= ROOMY * max(size, STEP)]
             piece = min(fitting, key=len) if fitting else None
             if piece is not None:

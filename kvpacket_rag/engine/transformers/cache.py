@@ -1,11 +1,11 @@
-"""The cache a model writes into: allocated once, filled by slices, never concatenated.
+"""The KV cache that a model writes into: allocated once, filled by slices, never concatenated.
 
-One buffer per layer group, [L, B, H, T, D], so that a whole packet is placed by a few operations instead of a
-few per layer. Each layer sees its own slice [B, H, T, D]. Sliding-window layers keep every slot as well: the
+There is one buffer per layer group, [L, B, H, T, D], so that placing a whole packet takes a few operations instead of a
+few per layer. Each layer sees its own slice [B, H, T, D]. Sliding-window layers keep every slot as well, because the
 model's own mask limits what they attend to.
 
-`GrowingCache` holds the same states for training: gradients cannot pass a buffer that is written to, so there
-each layer concatenates.
+`GrowingCache` holds the same states for training. Gradients cannot pass through a buffer that is written in place, so
+each of its layers concatenates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["GrowingCache", "SlotCache", "slot_cache"]
 
 
 class _Slots(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of a group buffer; its first `length` slots are filled."""
+    """One layer's view of a group buffer. Its first `length` slots are filled."""
 
     is_sliding = False
     supports_early_init = False
@@ -40,14 +40,14 @@ class _Slots(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the buffer exists from the start."""
+        """Do nothing, because the buffer exists from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write new states [B, H, T, D] behind the filled slots and return all filled slots (views)."""
+        """Write new states [B, H, T, D] after the filled slots, and return all filled slots (views)."""
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
             raise InputError(
-                f"The context holds {self.keys.shape[-2]} slots, {end} are needed; allocate it with more room."
+                f"The context has {self.keys.shape[-2]} slots, but {end} are needed. Allocate it with more slots."
             )
         self.keys[:, :, self.length : end].copy_(key_states)
         self.values[:, :, self.length : end].copy_(value_states)
@@ -55,15 +55,15 @@ class _Slots(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length of keys after the next write, and position of the first."""
+        """Return the length of the keys after the next write, and the position of the first key."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Number of filled slots."""
+        """Return the number of filled slots."""
         return self.length
 
     def get_max_length(self) -> int:
-        """-1, "no fixed length": the views handed out grow with every write."""
+        """Return -1, which means "no fixed length": the returned views grow with every write."""
         return -1
 
 
@@ -97,9 +97,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         device: torch.device,
         memory: BufferPool | None = None,
     ) -> SlotCache:
-        """Make an empty cache of `rows` contexts with `slots` slots each. Its memory is not initialised.
+        """Allocate an empty cache of `rows` contexts with `slots` slots each. Its memory is not initialised.
 
-        memory: where to take it from if `device` is a CPU; the cache, and those that share it, give it back when they end.
+        memory: the pool that provides the memory if `device` is a CPU. The memory returns to the pool when this cache
+        and all caches that share its memory have ended.
         """
 
         def shapes(group: LayerGroup) -> list[tuple[int, ...]]:
@@ -131,18 +132,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         return int(self._buffers[0].keys.shape[1])
 
     def view(self, row: int, start: int, length: int = 0) -> SlotCache:
-        """Share row `row` from slot `start` on as a cache of one context with `length` filled slots."""
+        """Return a cache of one context that shares row `row` from slot `start` on and has `length` filled slots."""
         buffers = tuple(
             _Buffer(b.keys[:, row : row + 1, :, start:], b.values[:, row : row + 1, :, start:]) for b in self._buffers
         )
         return SlotCache(self.layout, buffers, length, self._lease)
 
     def filled(self, length: int) -> SlotCache:
-        """Share the same memory as a cache whose first `length` slots count as filled."""
+        """Return a cache that shares the memory and counts the first `length` slots as filled."""
         return SlotCache(self.layout, self._buffers, length, self._lease)
 
     def compact(self, slots: Tensor) -> SlotCache:
-        """Move the named slots [n], in rising order, to the front; the cache given back counts only them as filled."""
+        """Move the slots `slots` [n], in ascending order, to the front. The result counts only them as filled."""
         index = slots.to(self._buffers[0].keys.device)
         for buffer in self._buffers:
             for tensor in (buffer.keys, buffer.values):
@@ -150,23 +151,23 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.filled(len(index))
 
     def layer_states(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, slots, D] of the layer that is `number`-th among those that cache anything (a view)."""
+        """Return keys and values [B, H, slots, D] (views) of the `number`-th layer of those that cache anything."""
         owning = sorted(layer for group in self.layout.groups for layer in group.layers)
         layer = self.layers[owning[min(number, len(owning) - 1)]]
         return layer.keys, layer.values
 
     def clear(self, start: int, stop: int, row: int) -> None:
-        """Zero some slots of a row, so that masked slots hold numbers and not leftovers that may be NaN."""
+        """Set slots [start, stop) of a row to zero, because the uninitialised memory of masked slots may hold NaN."""
         for buffer in self._buffers:
             buffer.keys[:, row, :, start:stop].zero_()
             buffer.values[:, row, :, start:stop].zero_()
 
     def place(self, states: tuple[GroupStates, ...], delta: int) -> None:
-        """Append states to every row, moved by `delta` positions: each number is read once and written once."""
+        """Append states to every row, rotated by `delta` positions. Each number is read once and written once."""
         start = self.length
         end = start + states[0].keys.shape[2]
         if end > self.slots:
-            raise InputError(f"The context holds {self.slots} slots, {end} are needed; allocate it with more room.")
+            raise InputError(f"The context has {self.slots} slots, but {end} are needed. Allocate it with more slots.")
         for group, buffer, new in zip(self.layout.groups, self._buffers, states, strict=True):
             rotation = group.rotation
             for name, out, source in (
@@ -183,10 +184,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._fill(end)
 
     def reserve(self, count: int) -> None:
-        """Count the next `count` slots as filled; their states have to be written before anything reads them."""
+        """Count the next `count` slots as filled. Their states must be written before they are used."""
         if self.length + count > self.slots:
             raise InputError(
-                f"The context holds {self.slots} slots, {self.length + count} are needed; allocate it with more room."
+                f"The context has {self.slots} slots, but {self.length + count} are needed. Allocate it with more slots."
             )
         self._fill(self.length + count)
 
@@ -196,7 +197,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.length = length
 
     def read(self, row: int, start: int, stop: int, dtype: torch.dtype) -> tuple[GroupStates, ...]:
-        """Copy slots [start, stop) of a row out, one `GroupStates` per group, in number format `dtype`."""
+        """Return a copy of slots [start, stop) of a row, one `GroupStates` per group, in number format `dtype`."""
 
         def copy(buffer: Tensor) -> Tensor:
             return buffer[:, row, :, start:stop].to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
@@ -205,7 +206,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 def slot_cache(cache: ContextCache) -> SlotCache:
-    """Return a cache of this engine as what it is. Raises `InputError` for a cache of another engine."""
+    """Return `cache` with its type, `SlotCache`. Raises `InputError` for a cache of another engine."""
     if not isinstance(cache, SlotCache):
         raise InputError(
             f"The transformers engine needs a cache that it allocated, got {type(cache).__name__}. Use `model.allocate`."
@@ -214,10 +215,10 @@ def slot_cache(cache: ContextCache) -> SlotCache:
 
 
 class _Grown(_Slots):
-    """One layer's states as tensors of their own, longer with every write."""
+    """One layer's states as separate tensors that grow with every write."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Concatenate new states [B, H, T, D] and return all."""
+        """Concatenate new states [B, H, T, D] and return all states."""
         self.keys = torch.cat((self.keys, key_states), dim=-2)
         self.values = torch.cat((self.values, value_states), dim=-2)
         self.length = self.keys.shape[-2]
@@ -225,10 +226,10 @@ class _Grown(_Slots):
 
 
 class GrowingCache(SlotCache):
-    """A context cache that gradients pass through: nothing is written in place."""
+    """A KV cache that gradients can pass through, because nothing is written in place."""
 
     def __init__(self, layout: StateLayout, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Make an empty cache of `rows` contexts."""
+        """Create an empty cache of `rows` contexts."""
         empty = SlotCache.allocate(layout, rows, 0, dtype, device)
         super().__init__(layout, empty._buffers, 0)
         for number, layer in enumerate(self.layers):
@@ -237,11 +238,11 @@ class GrowingCache(SlotCache):
 
     @property
     def slots(self) -> int:
-        """As many as are filled; more are made when needed."""
+        """Number of filled slots. More slots are added when they are needed."""
         return self.length
 
     def place(self, states: tuple[GroupStates, ...], delta: int) -> None:
-        """Append states to every row, moved by `delta` positions."""
+        """Append states to every row, rotated by `delta` positions."""
         for group, new in zip(self.layout.groups, states, strict=True):
             moved = {"keys": dense(new.keys), "values": dense(new.values)}
             if group.rotation is not None and delta:
@@ -255,7 +256,7 @@ class GrowingCache(SlotCache):
                 slots.update(keys.to(slots.keys), values.to(slots.values))
 
     def read(self, row: int, start: int, stop: int, dtype: torch.dtype) -> tuple[GroupStates, ...]:
-        """Give slots [start, stop) of a row, one `GroupStates` per group, in number format `dtype`."""
+        """Return slots [start, stop) of a row, one `GroupStates` per group, in number format `dtype`."""
 
         def stack(layers: tuple[int, ...], name: str) -> Tensor:
             return torch.stack([getattr(self.layers[n], name)[row, :, start:stop] for n in layers]).to(dtype)

@@ -1,6 +1,6 @@
-"""How a Hugging Face model is called: argument names by release, one caller at a time, gradients only when asked for.
+"""Calls of a Hugging Face model: argument names by release, one caller at a time, gradients only on request.
 
-Everything about signatures and outputs of foreign models is here.
+This module holds all knowledge about the signatures and outputs of models from other libraries.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Forward"]
 
 
 class Forward:
-    """Calls one frozen model. Threads take turns, in the order they ask."""
+    """Calls one frozen model. Threads take turns in the order of their requests."""
 
     def __init__(self, hf_model: Any) -> None:
-        """Freeze the model and look at what its forward pass takes.
+        """Freeze the model and inspect the arguments of its forward pass.
 
-        Raises `UnsupportedModelError` if it takes no explicit positions.
+        Raises `UnsupportedModelError` if the forward pass does not accept explicit positions.
         """
         self.hf = hf_model.eval().requires_grad_(False)
         use_grouped_attention(hf_model)
@@ -38,13 +38,13 @@ class Forward:
         self._keeps_logits = "logits_to_keep" in parameters
         if "position_ids" not in parameters:
             raise UnsupportedModelError(
-                f"{hf_model.config.model_type} does not take explicit positions, so packets cannot be placed.",
+                f"{hf_model.config.model_type} does not accept explicit positions, so packets cannot be placed.",
                 reason="recurrent_layers" if "cache_params" in parameters else "cache_layout",
             )
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return torch.device(next(self.hf.parameters()).device)
 
     @property
@@ -54,15 +54,16 @@ class Forward:
         return dtype
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Input embeddings [..., hidden] of token ids [...]."""
+        """Return the input embeddings [..., hidden] of token ids [...]."""
         embeddings: Tensor = self.hf.get_input_embeddings()(ids.to(self.device))
         return embeddings
 
     def keeping(self, keep: int, count: int) -> dict[str, Any]:
-        """The argument by which a pass over `count` tokens computes the logits of the last `keep` alone.
+        """Return the argument that makes a pass over `count` tokens compute only the logits of the last `keep` tokens.
 
-        The last tokens as indices, not as a count: a slice of the hidden states is not contiguous, and torch would copy
-        the whole output matrix to multiply it (a quarter of a short question's time on a CPU).
+        It lists the last tokens as indices. With a count, the model would slice the hidden states. The slice is not
+        contiguous, and torch would copy the whole output matrix to multiply it, which takes a quarter of the time of a
+        short question on a CPU.
         """
         wanted = keep and self._keeps_logits
         return {"logits_to_keep": torch.arange(count - keep, count, device=self.device)} if wanted else {}
@@ -72,8 +73,8 @@ class Forward:
     ) -> Any:
         """Run the model on `input_ids` or `inputs_embeds`.
 
-        keep: logits of how many last tokens are wanted; with 0 the model's head is left out.
-        differentiable: let gradients reach inputs and cached states.
+        keep: number of last tokens whose logits are computed. With 0, the model's head does not run.
+        differentiable: whether gradients reach inputs and cached states.
         """
         inputs[self.cache_argument] = cache
         inputs |= self.keeping(keep, positions.shape[-1])
@@ -83,7 +84,7 @@ class Forward:
 
     @contextmanager
     def attention(self, kind: str) -> Iterator[None]:
-        """Another attention of transformers for as long as the context lasts; other threads wait."""
+        """Use another attention of transformers inside a `with` block. Other threads wait until the block ends."""
         with self._turn:
             usual = self.hf.config._attn_implementation
             self.hf.set_attn_implementation(kind)
@@ -93,15 +94,15 @@ class Forward:
                 self.hf.set_attn_implementation(usual)
 
     def probe(self, ids: Tensor, positions: Tensor) -> Any:
-        """Give the model's own dynamic cache of a few tokens.
+        """Run a few tokens and return the model's own dynamic cache.
 
-        Raises `UnsupportedModelError` if it does not run with one.
+        Raises `UnsupportedModelError` if the model does not run with a dynamic cache.
         """
         try:
             output = self(DynamicCache(), positions, input_ids=ids.to(self.device))
         except KVPacketError:
             raise
-        except Exception as error:  # whatever a foreign forward pass may raise means the same here
+        except Exception as error:  # any exception of the model's forward pass means the same here
             raise UnsupportedModelError(
                 f"{self.hf.config.model_type} does not run with a plain key/value cache and explicit positions: {error}",
                 reason="cache_layout",
@@ -109,7 +110,7 @@ class Forward:
         return getattr(output, "cache", None) or getattr(output, "past_key_values", None)
 
     def end_ids(self, tokenizer: Any) -> frozenset[int]:
-        """Token ids that end an answer, from generation settings, configuration and tokenizer."""
+        """Return the token ids that end an answer, from generation settings, configuration and tokenizer."""
         found: set[int] = set()
         for value in (
             getattr(self.hf.generation_config, "eos_token_id", None),

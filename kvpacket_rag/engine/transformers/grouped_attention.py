@@ -1,8 +1,8 @@
-"""Attention for processors where several query heads share one key/value head (GQA, arXiv 2305.13245).
+"""Attention on CPUs for models in which several query heads share one key/value head (GQA, arXiv 2305.13245).
 
-Registered with transformers under a name of its own. On a CPU, torch's kernel reads the shared keys and values once
-for each query head, or transformers copies them; here the query heads of a group stand in the rows of one head, and
-everything cached is read once for all of them. Elsewhere the usual function is called.
+It is registered with transformers under a name of its own. On a CPU, torch's kernel reads the shared keys and values
+once for each query head, or transformers copies them. Here, the query heads of a group become rows of one head, so that
+the cached states are read once for the whole group. In all other cases the usual function is called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USUAL = "sdpa"
 
 
 def use_grouped_attention(hf_model: Any) -> None:
-    """Let a model that computes attention the usual way, on a CPU, use `grouped_attention`; others stay as they are."""
+    """Make a model use `grouped_attention` if it is on a CPU and uses the usual attention. Others do not change."""
     if hf_model.config._attn_implementation == USUAL and hf_model.device.type == "cpu":
         AttentionInterface.register(NAME, grouped_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -30,16 +30,17 @@ def use_grouped_attention(hf_model: Any) -> None:
 
 
 def usual(name: str) -> str:
-    """The attention of transformers in place of which the one of this name stands; itself if it is one of transformers."""
+    """Return the name of the transformers attention that `name` replaces, or `name` itself if it replaces none."""
     return USUAL if name == NAME else name
 
 
 def grouped_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend from query [B, H, Q, D] to key and value [B, H / G, T, D]; gives [B, Q, H, D].
+    """Attend from query [B, H, Q, D] to key and value [B, H / G, T, D]. Returns [B, Q, H, D].
 
-    attention_mask: [B, 1, Q, T], added or boolean, or None. kwargs: what transformers passes to every function of this kind.
+    attention_mask: [B, 1, Q, T], additive or boolean, or None. kwargs: the arguments that transformers passes to every
+    attention function.
     """
     batch, heads, count, width = query.shape
     shared = key.shape[1]
@@ -50,7 +51,7 @@ def grouped_attention(
         return result
     group = heads // shared
     if attention_mask is not None:
-        # A mask that is alike for all rows of the batch comes as a view of one, which stays one.
+        # A mask that is the same for all rows of the batch is a view of one row. Only that row is repeated.
         alike = attention_mask[:1] if attention_mask.stride(0) == 0 else attention_mask
         attention_mask = alike.repeat(1, 1, group, 1)
     out = scaled_dot_product_attention(

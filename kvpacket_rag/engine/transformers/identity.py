@@ -1,4 +1,4 @@
-"""Hashes that tell one model, tokenizer or rotation rule from another."""
+"""Hashes that identify a model, a tokenizer or a rotation rule, and the size of a model."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ _VOLATILE = {
     "eos_token_id",
 }
 SAMPLE = 64
-"""Numbers read from each weight tensor."""
+"""Number of values that are read from each weight tensor."""
 
 
 def config_hash(config: Any) -> str:
-    """Hash of a configuration without what does not change the states (paths, library version, token ids).
+    """Return the hash of a configuration without the values that do not change the states.
 
-    Only what differs from the defaults counts, so that a release of transformers may add fields.
+    Such values are paths, the library version and token ids. Only values that differ from the defaults count, so that a
+    release of transformers can add fields without changing the hash.
     """
     values = {key: value for key, value in config.to_diff_dict().items() if key not in _VOLATILE}
     return short_hash(canonical([type(config).__name__, _plain(values)]))
@@ -61,7 +62,7 @@ def _plain(value: Any) -> Any:
 
 @torch.no_grad()
 def weights_hash(model: torch.nn.Module) -> str:
-    """Hash of evenly spaced numbers of every parameter: tells apart models of one shape, cheaply."""
+    """Return a hash of evenly spaced numbers of every parameter. It cheaply distinguishes models of the same shape."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         flat = weight.detach().flatten()
@@ -72,15 +73,15 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Hash of everything that decides which ids a text gets."""
+    """Return the hash of everything that determines the token ids of a text."""
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Whoever tokenises last may have set these; no text of ours is cut or padded.
+    # Other users of the tokenizer may have set these. This package does not truncate or pad text.
     parts["truncation"] = parts["padding"] = None
     return short_hash(canonical(parts))
 
 
 def rope_hash(layout: StateLayout) -> str:
-    """Hash of the rotation rule and frequencies of every group."""
+    """Return the hash of the rotation rule and frequencies of every group."""
     rules = [
         None
         if g.rotation is None
@@ -91,32 +92,32 @@ def rope_hash(layout: StateLayout) -> str:
 
 
 def layout_hash(layout: StateLayout) -> str:
-    """Hash of which layers cache what shapes: changes when a release of transformers caches something else."""
+    """Return the hash of the shapes that each layer caches. It changes when transformers caches other states."""
     return short_hash(canonical([[list(g.layers), list(g.key_shape), list(g.value_shape)] for g in layout.groups]))
 
 
 def layout_hashes(config: Any, layout: StateLayout) -> tuple[str, str, str]:
-    """What a fingerprint says of the kind of states a model caches: its fields model, rope and cache."""
+    """Return the fingerprint fields that describe the states that a model caches: model, rope and cache."""
     return config_hash(config), rope_hash(layout), layout_hash(layout)
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Numbers that decide what a forward pass costs."""
+    """The numbers that determine the cost of a forward pass."""
 
     layers: int
     layer_parameters: int
-    """Weights of all layers; of a mixture of experts all experts count, so that its cost is an upper bound."""
+    """Number of weights in all layers. All experts of a mixture of experts count, so the cost is an upper bound."""
     attention_width: int
     """Query heads × head dimension of one layer."""
     head_parameters: int
-    """Weights of the output matrix."""
+    """Number of weights in the output matrix."""
 
     def flops(self, *, tokens: int, keys: int, layers: int | None, logits: int) -> float:
-        """Operations of one pass: two for each weight and token, four for each attended key and query dimension.
+        """Return the operations of one pass: two per weight and token, four per attended key and query dimension.
 
-        tokens: how many are run; keys: attended to, summed over the tokens; layers: run, default all; logits: tokens
-        whose logits are computed.
+        tokens: number of tokens that run. keys: number of attended keys, summed over the tokens. layers: number of
+        layers that run, or None for all. logits: number of tokens whose logits are computed.
         """
         share = (self.layers if layers is None else layers) / self.layers
         linear = 2 * tokens * self.layer_parameters
@@ -146,7 +147,7 @@ def _ends(hf_model: Any) -> list[Any]:
 def describe(
     name: str, layout: StateLayout, dtype: torch.dtype, device: torch.device, positions: int, adapter: Adapter
 ) -> str:
-    """Say in one line what a model is, and how many bytes the states of a token take in the format it computes in."""
+    """Return one line that describes a model, with the size of the states of one token in the model's number format."""
     numbers = sum(len(g.layers) * (math.prod(g.key_shape) + math.prod(g.value_shape)) for g in layout.groups)
     parts = [f"{part} {len(getattr(adapter, part))}" for part in PARTS if len(getattr(adapter, part))]
     return (

@@ -1,9 +1,9 @@
-"""What a model caches and how it turns with position: derived from the model, then proved on it.
+"""The layout of the states that a model caches and their rotation rules: derived from the model, then proved on it.
 
-No architecture is known by name. A dozen tokens are run at position 0 and again far away; for every layer the
-rule is searched that carries the first states into the second, among all frequencies found in the model and all
-pair layouts. A layer without such a rule means that packets of this model could not be moved, and the model is
-refused with the reason.
+No architecture is known by name. The model runs a dozen tokens at position 0 and again at a distant position. For every
+layer, the module then searches for the rule that rotates the first states into the second, among all frequencies found
+in the model and all pair layouts. If a layer has no such rule, packets of this model cannot be moved, and the model is
+rejected with the reason.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["position_limit", "prove_layout", "refuse_by_config"]
 PROBE_TOKENS = 12
 PROBE_DISTANCE = 512
 
-# Largest relative error (Frobenius) at which two states count as equal. In 16 bit the two runs differ by the
-# rounding of every layer before; a wrong rule is off by about 1.
+# Largest relative error (Frobenius norm) at which two states count as equal. With 16 bits, the two runs differ by the
+# rounding errors of all earlier layers. A wrong rule has an error of about 1.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 
-# Layer types whose state is a running summary of everything before, so that it cannot be cut out and moved.
+# Layer types whose state is a running summary of all earlier tokens. Such a state cannot be cut out and moved.
 RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "recurrent", "rwkv"}
-# Layer types that keep an index or compressed entries besides keys and values.
+# Layer types that cache an index or compressed entries besides keys and values.
 INDEXED = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 
 
 def refuse_by_config(config: Any) -> None:
-    """Raise `UnsupportedModelError` for what the configuration alone rules out, before weights are loaded."""
+    """Raise `UnsupportedModelError` if the configuration alone rules out the model. No weights have to be loaded."""
     name = getattr(config, "model_type", "this model")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{name} is an encoder-decoder; packets need a decoder-only model. Choose a causal language model.",
+            f"{name} is an encoder-decoder model, but packets need a decoder-only model. Choose a causal language model.",
             reason="encoder_decoder",
         )
     text = config.get_text_config()
@@ -51,16 +51,16 @@ def refuse_by_config(config: Any) -> None:
         )
     if found := sorted(types & INDEXED):
         raise UnsupportedModelError(
-            f"{name} has layers of type {', '.join(found)}, which keep an index besides keys and values; packets do not hold it.",
+            f"{name} has layers of type {', '.join(found)}, which cache an index besides keys and values. Packets cannot hold this index.",
             reason="indexed_cache",
         )
 
 
 def position_limit(config: Any) -> int:
-    """Give the number of positions within which rotation frequencies stay what they were when packets were made.
+    """Return the number of positions within which rotation frequencies stay the same as when packets were encoded.
 
     Length-dependent frequencies (dynamic NTK, longrope) change beyond the original window, and chunked attention
-    hides tokens across chunk borders: contexts are kept below.
+    hides tokens across chunk borders. Contexts therefore stay within these limits.
     """
     text = config.get_text_config()
     limits = [int(getattr(text, "max_position_embeddings", None) or 1 << 20)]
@@ -123,7 +123,7 @@ def _best_rotation(
 def _layer_rule(
     layer: int, near: Any, far: Any, shift: int, frequencies: list[Tensor], tolerance: float
 ) -> Rotation | None:
-    """Find how layer `layer` turns; `near` and `far` hold its keys and values at both places, float64."""
+    """Find the rotation rule of layer `layer`. `near` and `far` hold its states at both positions, in float64."""
     key_error, key_rule = _best_rotation("keys", near.keys, far.keys, shift, frequencies)
     value_error, value_rule = _best_rotation("values", near.values, far.values, shift, frequencies)
     if max(key_error, value_error) <= tolerance and not (key_rule and value_rule):
@@ -136,7 +136,7 @@ def _layer_rule(
             reason="absolute_positions",
         )
     raise UnsupportedModelError(
-        f"No rotation found that carries the keys of layer {layer} to another position: best relative error "
+        f"No rotation was found that moves the keys of layer {layer} to another position: best relative error "
         f"{max(key_error, value_error):.2g}, allowed {tolerance:.0e} ({len(frequencies)} sets of frequencies tried). "
         "This model's position rule is not supported.",
         reason="rope_self_test_failed",
@@ -151,11 +151,11 @@ class _LayerStates:
 def prove_layout(
     model: torch.nn.Module, run: Callable[[Tensor, Tensor], Any], limit: int, vocabulary: int
 ) -> StateLayout:
-    """Derive the layout of a model's states and prove on it that they can be moved (once, at load).
+    """Derive the layout of a model's states, and prove on the model that they can be moved. This runs once, at load.
 
-    run: maps token ids [1, T] and positions [1, T] to the model's own dynamic cache.
-    limit: number of positions the model can use.
-    Raises `UnsupportedModelError` with the reason when a layer cannot be moved.
+    run: a function from token ids [1, T] and positions [1, T] to the model's own dynamic cache.
+    limit: number of positions that the model can use.
+    Raises `UnsupportedModelError` with the reason if the states of a layer cannot be moved.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = min(PROBE_TOKENS, limit // 3)
@@ -175,7 +175,7 @@ def prove_layout(
     for index, (near, far) in enumerate(zip(caches[0].layers, caches[1].layers, strict=True)):
         keys, values = getattr(near, "keys", None), getattr(near, "values", None)
         if keys is None or values is None or not keys.numel():
-            continue  # shares the states of another layer
+            continue  # this layer shares the states of another layer
         if keys.ndim != 4 or keys.shape[2] != tokens:
             raise UnsupportedModelError(
                 f"Layer {index} caches keys of shape {tuple(keys.shape)}; expected [1, heads, {tokens}, dim].",

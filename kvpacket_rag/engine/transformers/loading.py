@@ -1,4 +1,4 @@
-"""From a name to a loaded model and tokenizer: catalogue names, Hugging Face ids, folders, GGUF files."""
+"""Load a model and its tokenizer by catalogue name, Hugging Face id, folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ __all__ = ["Loaded", "chosen_device", "load", "native_dtype"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory with its tokenizer and the name it is known by."""
+    """A model in memory with its tokenizer and its name."""
 
     model: Any
     tokenizer: Any
     name: str
     source: str
-    """What loads it again from anywhere: a name, an id, or an absolute path."""
+    """Name, id or absolute path from which the model can be loaded again."""
 
 
 def native_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where it is computed natively, else float32: an emulated bfloat16 is slower than float32."""
+    """Return the fastest number format that a device computes natively.
+
+    This is bfloat16 if the device supports it, because an emulated bfloat16 is slower than float32. Otherwise it is
+    float16 on CUDA devices and float32 on other devices.
+    """
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if device.type == "cpu":
@@ -44,7 +48,7 @@ def native_dtype(device: torch.device) -> torch.dtype:
 
 
 def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | str | None) -> Loaded:
-    """Load a causal language model; see `PacketModel.from_pretrained`."""
+    """Load a causal language model. See `PacketModel.from_pretrained`."""
     target = chosen_device(device)
     precision = _dtype(dtype) or native_dtype(target)
     if name.lower() in CATALOGUE:
@@ -65,7 +69,7 @@ def load(name: str, *, device: str | torch.device | None, dtype: torch.dtype | s
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:
-    """Give the device of a name, default CUDA where there is one. Raises `ModelLoadError` if it cannot be used."""
+    """Return a device by name, by default CUDA if it is available. Raises `ModelLoadError` if it cannot be used."""
     try:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=target)
@@ -78,7 +82,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype) or not found.is_floating_point:
-            raise ModelLoadError(f"{dtype!r} is not a number format; give float32, bfloat16 or float16.")
+            raise ModelLoadError(f"{dtype!r} is not a number format. Give float32, bfloat16 or float16.")
         return found
     return dtype
 
@@ -92,14 +96,14 @@ def _load_folder(folder: str, name: str, source: str, device: torch.device, dtyp
             model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except KVPacketError:
         raise
-    except Exception as error:  # damaged files make the libraries below raise errors of many kinds
+    except Exception as error:  # damaged files make the libraries raise many kinds of errors
         raise ModelLoadError(
             f"No model could be loaded from {source!r}: {_first_line(error)} Give a name from `kvpacket models`, a Hugging Face id, "
             "a folder with config.json, weights and tokenizer, or a GGUF file."
         ) from error
     if missing := sorted(loading["missing_keys"]):
         raise ModelLoadError(
-            f"{source!r} lacks {len(missing)} weights ({', '.join(missing[:3])}, …); they would be random. Get the whole checkpoint."
+            f"{source!r} lacks {len(missing)} weights ({', '.join(missing[:3])}, …), which would be random. Get the complete checkpoint."
         )
     return Loaded(model.to(device), tokenizer, name, source)
 
@@ -110,10 +114,10 @@ def _first_line(error: Exception) -> str:
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Turn a GGUF file into a model folder with bfloat16 weights.
+    """Convert a GGUF file into a model folder with bfloat16 weights.
 
-    The weights are dequantised once. A model loaded from GGUF cannot be saved as it is, so its weights are copied
-    into a fresh model of the same configuration.
+    The weights are dequantised once. A model that was loaded from GGUF cannot be saved directly, so its weights are
+    copied into a new model with the same configuration.
     """
     if not gguf.exists():
         raise ModelLoadError(
@@ -127,7 +131,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         raise ModelLoadError(
             f"Reading {gguf.name} needs the packages gguf and accelerate: pip install gguf accelerate."
         ) from error
-    except Exception as error:  # as above
+    except Exception as error:  # for the same reason as above
         raise ModelLoadError(f"{gguf} cannot be read as a GGUF model: {_first_line(error)}") from error
     values = {
         k: v

@@ -1,6 +1,6 @@
-"""A frozen decoder that makes packets and answers from them.
+"""A frozen decoder that encodes packets and answers from them.
 
-Together with its neighbours in this folder, the only code that knows how Hugging Face models are called.
+Only this module and the other modules in this folder know how Hugging Face models are called.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ __all__ = ["PacketModel"]
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048
-"""Chunk tokens encoded in one forward pass: enough to fill a processor, few enough to stay in its caches."""
+"""Number of chunk tokens per forward pass: enough to use the processor fully, few enough to stay in its caches."""
 
 
 class PacketModel:
-    """A frozen causal language model with its tokenizer, proved able to move its cached states.
+    """A frozen causal language model with its tokenizer. It is proved at load that its cached states can be moved.
 
-    Weights are never changed. One model serves several threads: forward passes take turns.
+    The weights never change. Several threads may use one model: forward passes take turns.
     """
 
     def __init__(
         self, hf_model: Any, tokenizer: Any, *, name: str | None = None, source: str | None = None, adapter: Adapter | None = None
     ) -> None:  # fmt: skip
-        """Take a loaded Hugging Face model and tokenizer; most callers use `from_pretrained`.
+        """Wrap a loaded Hugging Face model and its tokenizer. Most callers use `from_pretrained`.
 
-        Raises `UnsupportedModelError` with the reason when the model's states cannot be moved, and
-        `AdapterError` when `adapter` belongs to another model.
+        Raises `UnsupportedModelError` with the reason if the model's states cannot be moved, and
+        `AdapterError` if `adapter` belongs to another model.
         """
         refuse_by_config(hf_model.config)
         self._forward = Forward(hf_model)
         self._hf = hf_model
         self.name = name or str(getattr(hf_model.config, "_name_or_path", "") or hf_model.config.model_type)
         self.source = source or self.name
-        """What `from_pretrained` needs to load it again."""
+        """Name, id or absolute path with which `from_pretrained` loads the model again."""
         self.text = TextCodec(tokenizer)
         self._fixed, self._memory = PrefixCache(), BufferPool()
         self.hidden_size = int(self._forward.embed(torch.zeros(1, dtype=torch.long)).shape[-1])
         self.vocabulary_size = int(hf_model.config.get_text_config().vocab_size)
         self.max_positions = position_limit(hf_model.config)
-        """Most tokens a context may hold, question and answer included."""
+        """Largest number of tokens in a context, question and answer included."""
         self.layout: StateLayout = prove_layout(hf_model, self._forward.probe, self.max_positions, self.vocabulary_size)
         self._differentiable, self.adapter = False, no_adapter(self.hidden_size)
         if adapter is not None:
@@ -77,10 +77,11 @@ class PacketModel:
     ) -> PacketModel:  # fmt: skip
         """Load a model by catalogue name, Hugging Face id, folder or GGUF file.
 
-        device: default CUDA where there is one, else the CPU.
-        dtype: default bfloat16 where the processor computes it natively, else float32.
-        adapter: a file or an adapter, None for none, default the one that comes with the package for this model, if any.
-        Raises `ModelLoadError` when nothing can be loaded under that name, `UnsupportedModelError` when the
+        device: the device that runs the model. The default is CUDA if it is available, else the CPU.
+        dtype: the number format. The default is bfloat16 if the processor computes it natively, else float32.
+        adapter: an adapter, the path of an adapter file, or None. The default is the adapter that comes with the
+        package for this model, if there is one.
+        Raises `ModelLoadError` if no model can be loaded under that name, and `UnsupportedModelError` if the
         model's states cannot be moved.
         """
         loaded = load(str(name), device=device, dtype=dtype)
@@ -94,16 +95,18 @@ class PacketModel:
     def _check(self, adapter: Adapter) -> None:
         adapter.check(**self.adapter_identity)
         if adapter.card.weights not in ("", self.weights_hash):
-            logger.warning("The adapter was trained on other weights of %s; measure before relying on it.", self.name)
+            logger.warning(
+                "The adapter was trained on other weights of %s. Measure its fidelity before you rely on it.", self.name
+            )
 
     def with_adapter(self, adapter: Adapter | None, *, differentiable: bool = False) -> PacketModel:
-        """Give the same model, sharing its weights, with another adapter or none.
+        """Return the same model with another adapter or none. Both models share the weights.
 
-        differentiable: let gradients pass from logits to packets and the adapter's parts, for training; slower.
-        Raises `AdapterError` when the adapter belongs to another model.
+        differentiable: whether gradients pass from logits to packets and the adapter's parts. Training needs this, but
+        it is slower. Raises `AdapterError` if the adapter belongs to another model.
         """
         if adapter is not None:
-            self._check(adapter)  # before copying, so that the copy finds the hashes made
+            self._check(adapter)  # before copying, so that the copy has the cached hashes
         other = copy.copy(self)
         other._differentiable, other.adapter = differentiable, adapter or no_adapter(self.hidden_size)
         return other
@@ -113,12 +116,12 @@ class PacketModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._forward.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format the model computes in."""
+        """Number format that the model computes in."""
         return self._forward.dtype
 
     @cached_property
@@ -133,7 +136,7 @@ class PacketModel:
 
     @cached_property
     def size(self) -> ModelSize:
-        """What a count of its operations needs to know."""
+        """Size of the model, from which the number of operations is computed."""
         return model_size(self._hf)
 
     @cached_property
@@ -143,7 +146,7 @@ class PacketModel:
 
     @property
     def adapter_identity(self) -> dict[str, Any]:
-        """What an adapter of this model must have been trained for: architecture, hidden size, tokenizer, name."""
+        """What an adapter of this model must have been trained for: architecture, hidden size, tokenizer and name."""
         return {
             "architecture": self._hf.config.model_type,
             "hidden_size": self.hidden_size,
@@ -152,7 +155,7 @@ class PacketModel:
         }
 
     def fingerprint(self, *, namespace: str, anchor: Sequence[int], storage: str) -> Fingerprint:
-        """Say what packets of this model depend on, for chunks that see `anchor` and are stored as `storage`."""
+        """Return the fingerprint of packets that are encoded after `anchor` and stored as `storage`."""
         trained = (self.adapter.anchor_hash,) if anchor and min(anchor) < 0 else ()
         model, rope, cache = identity.layout_hashes(self._hf.config, self.layout)
         return Fingerprint(
@@ -167,16 +170,16 @@ class PacketModel:
         )  # fmt: skip
 
     def embeddings(self, ids: Tensor) -> Tensor:
-        """Input embeddings [n, hidden] of token ids [n], float32, on the CPU."""
+        """Return the input embeddings [n, hidden] of token ids [n], in float32 on the CPU."""
         return self._forward.embed(ids).detach().float().cpu()
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was asked of it, so that a clock tells the truth."""
+        """Wait until the device has finished its work, so that time measurements are correct."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def allocate(self, slots: int, rows: int = 1) -> SlotCache:
-        """Make an empty cache for `rows` contexts of up to `slots` tokens."""
+        """Allocate an empty cache for `rows` contexts of up to `slots` tokens."""
         if self._differentiable:
             return GrowingCache(self.layout, rows, self.dtype, self.device)
         return SlotCache.allocate(self.layout, rows, slots, self.dtype, self.device, self._memory)
@@ -185,10 +188,11 @@ class PacketModel:
         self, cache: ContextCache, ids: Sequence[int] | Tensor, *, bridge: Tensor | None = None,
         positions: Tensor | None = None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Run tokens behind what the cache holds, write their states into it, and give the last logits.
+        """Run tokens after the filled slots of the cache and write their states into it.
 
-        ids: n token ids, or a tensor [B, n]. bridge: embeddings [m, hidden] run before them.
-        positions: [B, n], default the cache's slots. mask: [B, filled + n], 0 at slots to ignore.
+        ids: n token ids, or a tensor [B, n]. bridge: embeddings [m, hidden] that run before the tokens.
+        positions: position of each token, [B, n]. The default is the number of its slot.
+        mask: a tensor [B, filled + n] that is 0 at slots to ignore.
         Returns float32 logits [B, vocabulary] of the last token.
         """
         return self.logits(cache, ids, keep=1, bridge=bridge, positions=positions, mask=mask)[:, -1]
@@ -197,7 +201,7 @@ class PacketModel:
         self, cache: ContextCache, ids: Sequence[int] | Tensor, *, keep: int, bridge: Tensor | None = None,
         positions: Tensor | None = None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Run tokens as `forward` does; returns float32 logits [B, keep, vocabulary] of the last `keep` tokens."""
+        """Run tokens as `forward` does. Returns float32 logits [B, keep, vocabulary] of the last `keep` tokens."""
         tensor = torch.as_tensor(ids, dtype=torch.long, device=self.device)
         tensor = tensor if tensor.ndim == 2 else tensor[None]
         inputs: dict[str, Any] = {"input_ids": tensor}
@@ -220,15 +224,15 @@ class PacketModel:
         self, cache: ContextCache, slots: Tensor, ids: Tensor, *, soft: Tensor | None = None, positions: Tensor | None = None,
         layers: int | None = None, keep: int = 0,
     ) -> Tensor:  # fmt: skip
-        """Run tokens at chosen slots of a context and write their states there; see `recompute.recompute`."""
+        """Run tokens at chosen slots of a context and write their states there. See `recompute.recompute`."""
         return recompute(self._forward, cache, slots, ids, soft=soft, positions=positions, layers=layers, keep=keep)
 
     def attention(self, cache: ContextCache, ids: Tensor) -> Tensor:
-        """Return what tokens `ids` [n] behind a context attend to, float32 [n, T]; see `recompute.attention`."""
+        """Return attention weights of tokens `ids` [n] after a context, float32 [n, T]. See `recompute.attention`."""
         return attention(self._forward, cache, ids)
 
     def prefix_states(self, ids: Sequence[int]) -> tuple[GroupStates, ...]:
-        """Give the states of a token sequence that opens many contexts (an anchor or prefix); computed once, then kept."""
+        """Return the states of an anchor or prefix, which opens many contexts. They are computed once and cached."""
 
         def compute() -> tuple[GroupStates, ...]:
             cache = self.allocate(len(ids))
@@ -240,24 +244,24 @@ class PacketModel:
         return compute() if self._differentiable else self._fixed.get((self.adapter.anchor_hash, *ids), compute)
 
     def has_prefix_states(self, ids: Sequence[int]) -> bool:
-        """Whether `prefix_states` of these ids are ready."""
+        """Return whether the `prefix_states` of these ids are cached."""
         return tuple(ids) in self._fixed
 
     def encode(
         self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
     ) -> list[Packet]:
-        """Make the packets of chunks, given as token ids; see `encode_each`."""
+        """Encode chunks, given as token ids, into packets. See `encode_each`."""
         packets: dict[int, Packet] = dict(self.encode_each(chunks, anchor=anchor, storage=storage))
         return [packets[index] for index in range(len(chunks))]
 
     def encode_each(
         self, chunks: Sequence[Sequence[int]], *, anchor: Sequence[int] = (), storage: torch.dtype | None = None
     ) -> Iterator[tuple[int, Packet]]:
-        """Make packets, many chunks in a forward pass, and yield (index, packet) as each pass ends.
+        """Encode chunks in batches, and yield (index, packet) for each chunk when its batch ends.
 
-        anchor: token ids every chunk sees before it; their states are not part of the packet.
-        storage: number format of the packets, default the one the model computes in.
-        Raises `InputError` for an empty chunk or one that does not fit behind the anchor.
+        anchor: token ids before every chunk. Their states are not part of the packet.
+        storage: number format of the packets. The default is the one that the model computes in.
+        Raises `InputError` for an empty chunk, or for a chunk that does not fit after the anchor.
         """
         extra = len(self.adapter.header) + len(self.adapter.trailer)
         check_chunks([len(chunk) for chunk in chunks], len(anchor), extra, self.max_positions)
@@ -277,7 +281,7 @@ class PacketModel:
         cache = self.allocate(start + longest, rows=len(chunks))
         if anchor:
             cache.place(self.prefix_states(anchor), delta=0)
-        # Shorter chunks are padded behind their end, where no token of theirs can see it.
+        # Shorter chunks are padded at the end, where none of their tokens can attend to the padding.
         ids = torch.tensor([[*chunk, *[0] * (longest - header - trailer - len(chunk))] for chunk in chunks])
         positions = torch.arange(start, start + longest)[None].expand(len(chunks), -1)
         inputs = {"input_ids": ids.to(self.device)}

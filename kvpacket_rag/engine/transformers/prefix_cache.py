@@ -1,4 +1,4 @@
-"""States of token sequences that open many contexts, kept for the next time."""
+"""A cache of the states of token sequences that open many contexts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvpacket_rag.packets.packet import GroupStates
 __all__ = ["PrefixCache"]
 
 KEPT = 8
-"""Anchors and prefixes whose states a model keeps, at most."""
+"""Maximum number of anchors and prefixes whose states a model caches."""
 KEPT_TOKENS = 4096
-"""Their tokens together, at most: earlier turns of conversations can be long."""
+"""Maximum number of their tokens together, because earlier turns of conversations can be long."""
 
 States = tuple[GroupStates, ...]
 Key = tuple[int | str, ...]
-"""Token ids, and before them what else the states depend on."""
+"""Token ids, preceded by any other values that the states depend on."""
 
 
 class PrefixCache:
-    """The states of the last few sequences asked for; safe to use from several threads."""
+    """The states of the most recently used sequences. Several threads may use one cache."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, States] = OrderedDict()
@@ -31,7 +31,7 @@ class PrefixCache:
         return ids in self._kept
 
     def get(self, ids: Key, compute: Callable[[], States]) -> States:
-        """Give the states of a sequence, computed if they are not kept."""
+        """Return the states of a sequence. They are computed if they are not cached."""
         with self._lock:
             if (states := self._kept.get(ids)) is None:
                 states = self._kept[ids] = compute()

@@ -1,8 +1,8 @@
-"""Writing states into chosen slots of a context, computed in it, and looking at attention.
+"""Recompute the states at chosen slots of a context, and measure attention to a context.
 
-What text between packets and methods that repair concatenated caches have in common: the model's own forward pass
-runs on chosen tokens, whose keys and values go to their slots, while attention reads the whole context. No
-architecture is known by name; sliding and chunked layers get masks by position.
+Text between packets and methods that repair concatenated caches need the same operation. The model's own forward pass
+runs on chosen tokens, and their keys and values are written to their slots, while attention covers the whole context.
+No architecture is known by name. Sliding-window and chunked layers get masks by position.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["attention", "recompute"]
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
-    """The last layer asked for has its states; the rest of the forward pass is not needed."""
+    """Raised when the last requested layer has its states, because the rest of the forward pass is not needed."""
 
 
 class _Overwritten(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's filled slots, of which some are replaced."""
+    """One layer's filled slots, some of which are replaced."""
 
     is_sliding = False
     supports_early_init = False
@@ -38,7 +38,7 @@ class _Overwritten(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing, because the slots exist from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Replace states [B, H, n, D] at the chosen slots and return all filled slots."""
@@ -49,20 +49,20 @@ class _Overwritten(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All filled slots."""
+        """Return the number of filled slots, and the position of the first."""
         return self.keys.shape[-2], 0
 
     def get_seq_length(self) -> int:
-        """Number of filled slots."""
+        """Return the number of filled slots."""
         return int(self.keys.shape[-2])
 
     def get_max_length(self) -> int:
-        """-1, "no fixed length"."""
+        """Return -1, which means "no fixed length"."""
         return -1
 
 
 def _masks(config: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
-    """Additive masks [1, 1, n, T] by position, one for each kind of layer the model has (a mapping if several)."""
+    """Return additive masks [1, 1, n, T] by position, one for each kind of layer (a mapping if there are several)."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
@@ -83,7 +83,7 @@ def _masks(config: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> An
 
 
 def _with_soft(forward: Forward, ids: Tensor, soft: Tensor) -> Tensor:
-    """Input embeddings [1, n, hidden] of ids [n], with `soft` where they are below 0."""
+    """Return the input embeddings [1, n, hidden] of ids [n], with `soft` where ids are below 0."""
     embeddings = forward.embed(ids.clamp_min(0)).clone()
     embeddings[(ids < 0).to(forward.device)] = soft.to(embeddings)
     return embeddings[None]
@@ -106,12 +106,14 @@ def recompute(
     layers: int | None = None,
     keep: int = 0,
 ) -> Tensor:
-    """Run tokens `ids` [n] at the filled or reserved slots `slots` [n] of a context of one row and write their states.
+    """Run tokens `ids` [n] at the filled or reserved slots `slots` [n] of a one-row context, and write their states.
 
-    Each token sees all slots at its own and earlier positions, written here or not.
-    soft: embeddings [m, hidden] of the m ids below 0, in their order. positions: position [T] of every filled slot,
-    default its number. layers: write the states of this many first layers only, and do not run the rest.
-    Returns float32 logits [keep, vocabulary] of the last `keep` tokens. Raises `InputError` for slots that are not filled.
+    Each token attends to all slots at its own and earlier positions, whether they are recomputed or not.
+    soft: embeddings [m, hidden] of the m ids below 0, in their order. positions: position [T] of every filled slot. The
+    default is the number of the slot. layers: number of first layers that run and whose states are written, or None for
+    all.
+    Returns float32 logits [keep, vocabulary] of the last `keep` tokens. Raises `InputError` for slots that are not
+    filled.
     """
     cache = slot_cache(cache)
     filled = cache.length
@@ -120,7 +122,7 @@ def recompute(
         return nothing
     if int(slots.max()) >= filled or int(slots.min()) < 0:
         raise InputError(
-            f"Only filled slots can be recomputed: the context has {filled}, slot {int(slots.max())} was named."
+            f"Only filled slots can be recomputed: the context has {filled} filled slots, but slot {int(slots.max())} was requested."
         )
     slots = slots.to(forward.device)
     keys = torch.arange(filled, device=forward.device) if positions is None else positions.to(forward.device)
@@ -141,9 +143,9 @@ def recompute(
 
 
 def attention(forward: Forward, cache: ContextCache, ids: Tensor) -> Tensor:
-    """Run tokens `ids` [n] behind a context of one row and give what they attend to, without changing the context.
+    """Run tokens `ids` [n] after a one-row context, and return their attention weights. The context does not change.
 
-    Returns float32 attention weights [n, T], averaged over layers and heads, for the T slots filled before.
+    Returns float32 attention weights [n, T], averaged over layers and heads, for the T slots that were filled before.
     """
     filled = cache.length
     positions = torch.arange(filled, filled + len(ids))

@@ -1,4 +1,4 @@
-"""The same model as transformers runs it without this package: what measurements compare with."""
+"""The same model, run by transformers without this package. Measurements compare with it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["Reference"]
 
 
 class Reference:
-    """Weights of a `PacketModel` under transformers' own attention, caches and `generate`."""
+    """The weights of a `PacketModel` with transformers' own attention, caches and `generate`."""
 
     def __init__(self, model: PacketModel) -> None:
         self._hf, self._forward, self.device = model._hf, model._forward, model.device
         self._attention = usual(self._hf.config._attn_implementation)
 
     def prefill(self, rows: Sequence[Sequence[int]], *, whole: bool = False) -> DynamicCache:
-        """Run rows of token ids of one length, and give their states; logits are computed for the last token alone.
+        """Prefill rows of token ids of the same length, and return their KV cache. Only the last token gets logits.
 
-        whole: keep all states in layers of a sliding window too.
+        whole: whether sliding-window layers keep all states as well.
         """
         cache = DynamicCache() if whole else DynamicCache(config=self._hf.config)
         self.run(rows, cache)
         return cache
 
     def first(self, ids: Sequence[int]) -> int:
-        """The first token after some ids, all of which are run."""
+        """Run all ids, and return the first generated token."""
         return int(self.run([ids], DynamicCache(config=self._hf.config)).argmax())
 
     def run(self, rows: Sequence[Sequence[int]], cache: DynamicCache) -> Tensor:
-        """Run rows of token ids behind what a cache holds, and give the logits [B, vocabulary] of their last tokens."""
+        """Run rows of token ids after the states in a cache. Returns their last tokens' logits [B, vocabulary]."""
         ids = torch.tensor(rows, device=self.device)
         options = {self._forward.cache_argument: cache, **self._forward.keeping(1, ids.shape[1])}
         with self._forward.attention(self._attention), torch.inference_mode():
@@ -46,7 +46,7 @@ class Reference:
         return logits
 
     def generate(self, ids: Sequence[int], cache: DynamicCache, tokens: int) -> Tensor:
-        """Generate exactly `tokens` tokens greedily; `cache` holds the states of all ids but the last, and grows."""
+        """Generate exactly `tokens` tokens greedily. `cache` holds the states of all ids except the last, and grows."""
         whole = torch.tensor([list(ids)], device=self.device)
         options = {self._forward.cache_argument: cache}
         with self._forward.attention(self._attention):
@@ -57,7 +57,7 @@ class Reference:
         return generated[0, len(ids) :]
 
     def joined(self, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> DynamicCache:
-        """A cache of the keys and values, by layer, of several texts, one after another."""
+        """Return a cache that joins the states of several texts. parts: keys and values of each text, by layer."""
         cache = DynamicCache()
         for layers in zip(*parts, strict=True):
             layer = DynamicLayer()
@@ -68,5 +68,5 @@ class Reference:
 
     @staticmethod
     def copy(cache: DynamicCache) -> DynamicCache:
-        """A cache of its own with the same states."""
+        """Return an independent cache with the same states."""
         return copy.deepcopy(cache)

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights: speed does not depend on what weights say."""
+"""Models of known shapes with random weights, for speed measurements. Speed does not depend on weight values."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-"""Configurations by name, as published."""
+"""Published configurations by name."""
 
 
 def random_model(shape: str, *, device: str | None = None) -> PacketModel:
-    """Make a model of a shape with random weights, and the tokenizer of the default model.
+    """Build a model of a shape with random weights and the tokenizer of the default model.
 
-    Raises `InputError` for an unknown shape, `ModelLoadError` for a device that is not there.
+    Raises `InputError` for an unknown shape, and `ModelLoadError` for a device that is not available.
     """
     if shape not in SHAPES:
         raise InputError(f"--shape must be one of {', '.join(SHAPES)}; got {shape!r}.")

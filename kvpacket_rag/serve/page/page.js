@@ -1,5 +1,5 @@
 "use strict";
-// The page speaks to the server's public interface only. All text of documents and answers is set as text, never as markup.
+// The page uses only the server's public API. All text of documents and answers is inserted as text, never as markup.
 
 const at = (id) => document.getElementById(id);
 const make = (tag, properties = {}, ...children) => {
@@ -78,7 +78,7 @@ function figures(column, timings) {
 function cost(column, usage) {
   const reused = usage.packet_tokens + usage.prefix_tokens, computed = usage.computed_tokens;
   const built = usage.packets_built ? ` ${usage.packets_built} packets were not stored and had to be built.` : "";
-  const text = `${count(reused)} tokens of the prompt taken from before, ${count(computed)} computed.${built}`;
+  const text = `${count(reused)} prompt tokens reused, ${count(computed)} computed.${built}`;
   const bar = at(column).querySelector(".tokens");
   bar.setAttribute("aria-label", text);
   bar.replaceChildren(make("i"), make("i", { className: "computed" }));
@@ -110,7 +110,7 @@ async function answer(question, method, signal) {
   }
   figures(method, last.timings);
   cost(method, last.usage);
-  if (!text.textContent.trim()) text.textContent = "(The model gave no answer.)";
+  if (!text.textContent.trim()) text.textContent = "(The model returned no answer.)";
   return last;
 }
 
@@ -122,10 +122,10 @@ function sources(list) {
 
 async function prompt(question, signal) {
   const response = await call("/v1/prompt", { method: "POST", body: request(question, "packet"), signal });
-  const names = { prefix: "Opening", packet: "Packet", text: "Text", question: "Question" };
+  const names = { prefix: "Prefix", packet: "Packet", text: "Text", question: "Question" };
   at("prompt").replaceChildren(...(await response.json()).data.map((block) => {
     const what = `${names[block.kind]}${block.document ? ` of ${block.document}` : ""} · ${count(block.tokens)} tokens · ` +
-      (block.reused ? "taken from before" : "computed");
+      (block.reused ? "reused" : "computed");
     return make("li", {}, make("details", { className: block.reused ? "reused" : "computed" },
       make("summary", { textContent: what }), make("pre", { textContent: block.text })));
   }));
@@ -134,7 +134,7 @@ async function prompt(question, signal) {
 function verdict(packet, full) {
   const times = full.timings.first_token / packet.timings.first_token;
   const same = at("packet").querySelector(".answer").textContent === at("full").querySelector(".answer").textContent;
-  at("verdict").textContent = `First token ${times >= 1 ? `${times.toFixed(1)} times as soon` : "not sooner"} from packets; ` +
+  at("verdict").textContent = `First token ${times >= 1 ? `${times.toFixed(1)} times faster` : "not faster"} from packets; ` +
     (same ? "the answers are the same." : "the answers differ.");
 }
 
@@ -210,7 +210,7 @@ async function add(files) {
           if (state.total) { bar.max = state.total; bar.value = state.documents; }
           at("added").textContent = `${count(state.chunks)} packets of ${count(state.tokens)} tokens …`;
         } else {
-          at("added").textContent = `${count(state.added)} added, ${count(state.updated)} updated, ${count(state.unchanged)} unchanged: ` +
+          at("added").textContent = `${count(state.added)} added, ${count(state.updated)} updated, ${count(state.unchanged)} unchanged. Built ` +
             `${count(state.packets_built)} packets of ${count(state.tokens_built)} tokens in ${seconds(state.seconds)}.`;
         }
       }

@@ -1,4 +1,4 @@
-"""Where the bytes of packets lie: named once, never changed, in a folder or in a store of objects with copies near by."""
+"""Packet files in a folder. Each file is written once and never changed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["FolderBlobs", "durable_file", "write_durably"]
 
 
 class FolderBlobs:
-    """Files below a folder."""
+    """Files in a folder and its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder)
 
     def read(self, file: str, size: int) -> memoryview | None:
-        """Read a file once, into memory of our own."""
+        """Read a file in one pass into newly allocated memory."""
         memory: Any = np.empty(size, np.uint8)
-        memory.fill(0)  # a first touch from within a system call costs twice as much
+        memory.fill(0)  # a first access from within the system call would cost twice as much
         data = memoryview(memory)
         try:
             with (self.folder / file).open("rb", buffering=0) as source:
@@ -39,20 +39,20 @@ class FolderBlobs:
             raise StoreError(f"{self.folder / file} cannot be read: {error.strerror or error}.") from error
         if not exact:
             raise DamagedError(
-                f"{self.folder / file} has not the {size} bytes that were written. Run `kvpacket verify --repair`."
+                f"{self.folder / file} does not have the {size} bytes that were written. Run `kvpacket verify --repair`."
             )
         return data
 
     def write(self, file: str, data: bytes | bytearray) -> None:
-        """Write under another name, flush, rename."""
+        """Write the file under a temporary name, flush it and rename it."""
         write_durably(self.folder / file, data)
 
     def exists(self, file: str) -> bool:
-        """Look for the file."""
+        """Return whether the file exists."""
         return (self.folder / file).exists()
 
     def remove(self, files: Iterable[str]) -> None:
-        """Remove files. One still open elsewhere (Windows) is left for garbage collection."""
+        """Remove files. A file that is still open elsewhere (Windows) is left for garbage collection."""
         for file in files:
             try:
                 (self.folder / file).unlink(missing_ok=True)
@@ -62,7 +62,7 @@ class FolderBlobs:
                 raise StoreError(f"{self.folder / file} cannot be removed: {error.strerror or error}.") from error
 
     def files(self) -> Iterator[str]:
-        """Walk the folder."""
+        """Yield all files in the folder."""
         try:
             found = sorted(path for path in self.folder.rglob("*") if path.is_file()) if self.folder.exists() else []
         except OSError as error:
@@ -71,7 +71,7 @@ class FolderBlobs:
             yield path.relative_to(self.folder).as_posix()
 
     def drop_copy(self, file: str) -> bool:
-        """There are no copies."""
+        """Return False, because there are no cached copies."""
         return False
 
 
@@ -79,15 +79,15 @@ TRIES = 5
 
 
 class _TakenError(StoreError):
-    """Garbage collection took the unfinished file."""
+    """Garbage collection removed the unfinished file."""
 
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write into, which is there under its name, flushed to disk, once the block has ended.
+    """Open a file for writing. It gets its name, flushed to disk, when the block ends.
 
-    An older one stays until then, and when the block or the disk fails; of a new one nothing is left behind. Raises
-    `StorageFullError` when the disk is full, `StoreError` when the file cannot be written.
+    An older file of that name stays until then. It also stays if the block or the disk fails; a new file leaves nothing
+    behind then. Raises `StorageFullError` if the disk is full, `StoreError` if the file cannot be written.
     """
     unfinished, new = path.with_name(path.name + ".tmp"), not path.exists()
     try:
@@ -99,9 +99,9 @@ def durable_file(path: Path) -> Iterator[IO[bytes]]:
         try:
             unfinished.replace(path)
         except FileNotFoundError as error:
-            raise _TakenError(f"{unfinished} was removed again and again. Try again.") from error
+            raise _TakenError(f"Another process removed {unfinished} repeatedly. Try again.") from error
         _sync_folder(path.parent)
-    except BaseException as error:  # interruptions too leave nothing behind
+    except BaseException as error:  # an interruption, too, must leave nothing behind
         unfinished.unlink(missing_ok=True)
         if new:
             path.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def durable_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_durably(path: Path, data: bytes | bytearray) -> None:
-    """Write a `durable_file` at once, again where garbage collection takes it before it is done."""
+    """Write all of a `durable_file`, and retry if garbage collection removes it before it is finished."""
     for left in reversed(range(TRIES)):
         try:
             with durable_file(path) as out:
@@ -129,7 +129,7 @@ def write_durably(path: Path, data: bytes | bytearray) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; where folders cannot be opened (Windows) the file system does it itself."""
+    """Make a rename durable. Where folders cannot be opened (Windows), the file system does it itself."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

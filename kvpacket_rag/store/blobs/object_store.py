@@ -1,4 +1,4 @@
-"""Packets in a store of objects (S3 and whatever else fsspec knows), with copies of those used last on this machine."""
+"""Packets in an object store (S3 and anything else fsspec supports), with a local cache of recently used ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kvpacket_rag.store.blobs.protocol import Blobs
 __all__ = ["DEFAULT_CACHE_BYTES", "RemoteBlobs", "blobs_at"]
 
 DEFAULT_CACHE_BYTES = 8 << 30
-"""Bytes of packets that are kept on this machine of those that lie elsewhere."""
+"""Default limit on the bytes of packets in an object store that are cached on this machine."""
 TAKEN_BACK = 0.1
-"""Part of the copies that goes when there are too many, so that the folder is not walked for each."""
+"""Share of the cache that is freed when it is full, so that the folder is not walked for every packet."""
 
 
 def blobs_at(url: str, below: str, options: Mapping[str, Any] | None, cache_bytes: int) -> Blobs:
-    """Give the place a URL names, and the part of it `below`: a folder for file://, else a store of objects.
+    """Return the blobs in the subfolder `below` of a URL: in a folder for file://, else in an object store.
 
     Raises `InputError` for a URL that fsspec does not know, `MissingDependencyError` if its package is not installed.
     """
     fsspec = require("fsspec", extra="s3", purpose=f"Packets at {url}")
-    # Other processes change what lies there, and credentials may be others than when a store was opened before.
+    # Other processes change the objects, and credentials may have changed since a store was last opened.
     uncached = {"use_listings_cache": False, "skip_instance_cache": True}
     try:
         filesystem, root = fsspec.core.url_to_fs(url, **{**(options or {}), **uncached})
@@ -39,7 +39,7 @@ def blobs_at(url: str, below: str, options: Mapping[str, Any] | None, cache_byte
         ) from error
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{url} is no address of a store of objects: {error}. Give one such as s3://bucket/prefix."
+            f"{url} is not the address of an object store: {error}. Give one such as s3://bucket/prefix."
         ) from error
     if "file" in _protocols(filesystem):
         return FolderBlobs(Path(root) / below)
@@ -54,10 +54,13 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 class RemoteBlobs:
-    """Objects below a root, and copies of them in a folder of this machine, up to a number of bytes."""
+    """Objects below a root, with cached copies in a folder on this machine, limited by bytes."""
 
     def __init__(self, filesystem: Any, root: str, *, name: str, cache_bytes: int, cache: Path | None = None) -> None:
-        """cache: folder of the copies; default one of this root's own below `$KVPACKET_HOME`. cache_bytes: 0 keeps none."""
+        """cache: folder of the copies; default a folder for this root below `$KVPACKET_HOME`.
+
+        cache_bytes: most bytes of the copies; 0 caches nothing.
+        """
         self._filesystem, self._root, self.name, self._most = filesystem, root, name, cache_bytes
         own = hashlib.sha256(name.encode()).hexdigest()[:16]
         self._copies = FolderBlobs(cache or Settings().home / "packets" / own)
@@ -65,7 +68,7 @@ class RemoteBlobs:
         self._held: int | None = None
 
     def read(self, file: str, size: int) -> memoryview | None:
-        """Take the copy, or fetch the object and keep a copy."""
+        """Return the cached copy, or fetch the object and cache it."""
         self._measure()
         with contextlib.suppress(StoreError):  # a copy that cannot be read or is cut short is fetched again
             if (data := self._copies.read(file, size)) is not None:
@@ -82,16 +85,16 @@ class RemoteBlobs:
                 f"{self.name}/{file} has {len(fetched)} bytes instead of {size}. Run `kvpacket verify --repair`."
             )
         self._keep(file, fetched)
-        return memoryview(bytearray(fetched))  # decoding wants memory that can be written to
+        return memoryview(bytearray(fetched))  # decoding needs writable memory
 
     def write(self, file: str, data: bytes | bytearray) -> None:
-        """Write the object; stores of objects show it whole or not at all."""
+        """Write the object. Object stores show it whole or not at all."""
         with self._errors("written"):
             self._filesystem.pipe_file(self._path(file), bytes(data))
         self._keep(file, data)
 
     def exists(self, file: str) -> bool:
-        """Ask for the object."""
+        """Return whether the object exists."""
         with self._errors("read"):
             return bool(self._filesystem.exists(self._path(file)))
 
@@ -104,7 +107,7 @@ class RemoteBlobs:
                 self._filesystem.rm_file(self._path(file))
 
     def files(self) -> Iterator[str]:
-        """List the objects."""
+        """Yield the names of all objects."""
         try:
             with self._errors("listed"):
                 found = self._filesystem.find(self._root)
@@ -114,7 +117,7 @@ class RemoteBlobs:
         yield from sorted(PurePosixPath(path.lstrip("/")).relative_to(root).as_posix() for path in found)
 
     def drop_copy(self, file: str) -> bool:
-        """Remove the copy."""
+        """Remove the cached copy. Return whether there was one."""
         there = self._copies.exists(file)
         self._copies.remove([file])
         return there
@@ -124,7 +127,7 @@ class RemoteBlobs:
 
     @contextlib.contextmanager
     def _errors(self, done: str) -> Iterator[None]:
-        """Turn what drivers raise, each its own, into errors of ours; "not found" stays."""
+        """Convert the different errors of drivers to `StoreError`. `FileNotFoundError` stays as it is."""
         try:
             yield
         except FileNotFoundError:
@@ -135,7 +138,7 @@ class RemoteBlobs:
             ) from error
 
     def _keep(self, file: str, data: bytes | bytearray) -> None:
-        """Keep a copy, if there is room; a full or read-only disk keeps none."""
+        """Cache a copy if there is room. Errors of a full or read-only disk are ignored."""
         if len(data) > self._most:
             return
         held = self._measure()
@@ -146,14 +149,17 @@ class RemoteBlobs:
             self._held = (self._held or 0) + len(data)
 
     def _measure(self) -> int:
-        """Bytes of the copies, walked once; an earlier process may have kept more than this one may."""
+        """Return the bytes of the copies. The first call walks the folder.
+
+        It also evicts copies, because an earlier process may have had a larger limit.
+        """
         with self._lock:
             if self._held is None:
                 self._shrink(self._most)
             return self._held or 0
 
     def _sizes(self) -> list[tuple[float, int, str]]:
-        """Last use, bytes and name of each copy; another process may remove them meanwhile."""
+        """Return last use, bytes and name of each copy. Another process may remove copies meanwhile."""
         found = []
         for file in self._copies.files():
             with contextlib.suppress(OSError):
@@ -162,7 +168,7 @@ class RemoteBlobs:
         return found
 
     def _shrink(self, most: float) -> None:
-        """Remove the copies unused for longest until at most so many bytes are held."""
+        """Evict the least recently used copies until at most `most` bytes are left."""
         sizes = sorted(self._sizes())
         held = sum(size for _, size, _ in sizes)
         for _, size, file in sizes:

@@ -1,4 +1,4 @@
-"""What every place that stores the bytes of packets offers."""
+"""The protocol of every place that stores the bytes of packets."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["Blobs"]
 
 
 class Blobs(Protocol):
-    """Bytes by name. A name is given once: what lies under it is never changed, only removed."""
+    """Bytes by name. A name is used once: its bytes are never changed, only removed."""
 
     name: str
-    """What messages call the place."""
+    """Name of the place in messages."""
 
     def read(self, file: str, size: int) -> memoryview | None:
-        """Bytes of a file that has `size`, which nobody can change afterwards; None if there is none.
+        """Return the `size` bytes of a file, which nobody can change afterwards, or None if there is no such file.
 
         Raises `DamagedError` if it has another size, `StoreError` if it cannot be read.
         """
 
     def write(self, file: str, data: bytes | bytearray) -> None:
-        """Write a file that is there whole or not at all. Raises `StorageFullError`, or `StoreError`."""
+        """Write a file, which then exists whole or not at all. Raises `StorageFullError` or `StoreError`."""
 
     def exists(self, file: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
 
     def remove(self, files: Iterable[str]) -> None:
-        """Remove files; those that are not there are ignored."""
+        """Remove files; missing ones are ignored."""
 
     def files(self) -> Iterator[str]:
-        """All files, unfinished ones too."""
+        """Yield all files, including unfinished ones."""
 
     def drop_copy(self, file: str) -> bool:
-        """Forget a copy that turned out to be damaged; False if there is none, so that reading again is of no use."""
+        """Remove a damaged cached copy. Return False if there is none; then it is no use to read the file again."""

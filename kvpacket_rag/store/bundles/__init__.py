@@ -1,4 +1,4 @@
-"""Bundles: a knowledge base, or what changed in it, as one file that is exported, signed, imported or used in place.
+"""Bundles: a knowledge base, or the changes in it, as one file that can be exported, signed, imported or used in place.
 
-The bytes of the file are known in `format` only. It imports the parts of `store` below `document_store`.
+Only `format` knows the bytes of the file. This package imports the parts of `store` below `document_store`.
 """

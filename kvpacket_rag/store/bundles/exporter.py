@@ -1,4 +1,4 @@
-"""A store, or what changed in it, into one file."""
+"""Exports a store, or the changes in it, to one file."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = ["ExportReport", "export"]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What a bundle holds."""
+    """Counts of what a bundle holds."""
 
     documents: int
     removed: int
-    """Documents that are no longer there since the bundle it was made after."""
+    """Documents that were removed from the store since the earlier bundle."""
     chunks: int
     packets: int
     bytes: int
-    """Of the bundle."""
+    """Size of the bundle."""
 
 
 def export(
@@ -50,11 +50,12 @@ def export(
     sign: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportReport:
-    """Write documents with their chunks, vectors and packets into one file, in place of an older one once it is whole.
+    """Write documents with their chunks, vectors and packets to one file. It replaces an older file once it is whole.
 
-    only: ids of documents, default all. since: an earlier bundle: what has not changed since is left out, and what is
-    gone since is removed where the new one is taken in. sign: a private key to sign it with. progress: called with (packets written, packets). Raises
-    `NotFoundError` for an id that is not there or a store without documents, `DamagedError` for a damaged packet.
+    only: ids of documents; default all. since: an earlier bundle; unchanged documents are left out, and an import of
+    the new bundle removes documents that were removed since. sign: a private key with which to sign the bundle.
+    progress: called with (packets written, packets in total). Raises `NotFoundError` for an unknown id or a store
+    without documents, `DamagedError` for a damaged packet.
     """
     if only is not None and since is not None:
         raise InputError("Give either documents to export or an earlier bundle, not both.")
@@ -79,7 +80,7 @@ def export(
 
 
 def _documents_of(bundle: Path) -> dict[str, str]:
-    """Hashes of the documents of a bundle, by id."""
+    """Return the content hashes of the documents of a bundle, by id."""
     with open_bundle(bundle) as reader:
         reader.check()
         return {row["name"]: row["content"] for row in reader.rows("documents")}
@@ -88,7 +89,7 @@ def _documents_of(bundle: Path) -> dict[str, str]:
 def _choose(
     connection: sa.Connection, only: Sequence[str] | None, before: Mapping[str, str]
 ) -> tuple[list[Any], list[str]]:
-    """Rows of the documents to export, and ids of those that are gone since."""
+    """Return the rows of the documents to export, and the ids of those removed since the earlier bundle."""
     present = {row.name: row for row in connection.execute(sa.select(documents).order_by(documents.c.name))}
     if not present:
         raise NotFoundError("The store has no documents to export. Add some with `kvpacket add`.")
@@ -107,7 +108,7 @@ def _write(file: IO[bytes], rows: Iterable[Mapping[str, Any]]) -> None:
 def _write_chunks(
     connection: sa.Connection, chosen: Sequence[tuple[int, str]], sections: Mapping[str, IO[bytes]]
 ) -> tuple[int, set[str]]:
-    """Write chunks and vectors; gives the number of chunks and the hashes of their tokens."""
+    """Write chunks and vectors. Return the number of chunks and the hashes of their tokens."""
     count, contents = 0, set()
     for number, name in chosen:
         query = sa.select(chunks).where(chunks.c.document_id == number).order_by(chunks.c.ordinal)
@@ -145,7 +146,7 @@ def _write_packets(connection: sa.Connection, rows: Sequence[Any], sections: Map
 def _blobs(
     store: PacketStore, rows: Sequence[Any], progress: Callable[[int, int], None] | None
 ) -> Iterator[memoryview]:
-    """The packets' bytes, each checked against its digest."""
+    """Yield the bytes of each packet, checked against its checksum."""
     for number, row in enumerate(rows):
         if progress is not None:
             progress(number, len(rows))

@@ -1,9 +1,9 @@
-"""The bytes of a bundle: a small header that names every section with its length and digest, then the sections.
+"""The bytes of a bundle: a small header with the length and checksum of every section, then the sections.
 
     magic "KVPB0002" · length of the header, 8 bytes little-endian · header, JSON · its sha256 · signature · sections, one after another
 
-Everything is checked before it is used: lengths against the file, every section against its digest, and no section is
-read into memory whole but the header. Nothing in a bundle is a path.
+Everything is checked before it is used: lengths against the file, and every section against its checksum. Only the
+header is read into memory as a whole. Nothing in a bundle is a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAGIC = b"KVPB"
 FORMAT = 2
 DIGEST = 32
 SIGNATURE = 64
-"""Bytes of a signature, zero if there is none."""
+"""Bytes of a signature. All are zero if there is none."""
 EDGES = 16 + DIGEST + SIGNATURE
 """Bytes before the sections, without the header itself."""
 LONGEST_HEADER = 1 << 20
@@ -48,35 +48,35 @@ ROWS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "bytes": (int,),
     },
 }  # fmt: skip
-"""Sections of JSON lines: what every row of theirs holds, nothing else, and of which type."""
+"""Sections of JSON lines, with the exact fields of every row and the types of each field."""
 LINES = tuple(ROWS)
 BYTES = ("vectors", "adapter", "blobs")
-"""Sections of bytes: of all chunks, of the store's own adapter, of all packets."""
+"""Sections of bytes: the vectors of all chunks, the store's own adapter, and all packets."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section lies, counted from the end of the header, and what it holds."""
+    """Position of a section, counted from the start of the first one, with its size and checksum."""
 
     offset: int
     bytes: int
     sha256: str
-    """Empty for the packets' bytes, each of which has a digest of its own."""
+    """Empty for the packets' bytes, because each packet has its own checksum."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands before the sections, besides the header."""
+    """What comes before the sections, besides the header."""
 
     start: int
     """Where the sections begin."""
     digest: bytes
-    """sha256 of the header, which names the digests of everything else."""
+    """sha256 of the header, which holds the checksums of everything else."""
     signature: bytes
 
 
 class BundleReader:
-    """A bundle whose header was checked."""
+    """A bundle with a checked header."""
 
     def __init__(
         self, file: IO[bytes], name: str, header: Mapping[str, Any], sections: Mapping[str, Section], opening: Opening
@@ -85,7 +85,7 @@ class BundleReader:
         self._start, self.digest, self.signature = opening.start, opening.digest, opening.signature
 
     def check(self) -> None:
-        """Compare every section that has a digest with it. Raises `DamagedError` for the first that differs."""
+        """Compare every section with its checksum, if it has one. Raises `DamagedError` for the first that differs."""
         for key, section in self._sections.items():
             if section.sha256:
                 digest = hashlib.sha256()
@@ -93,7 +93,7 @@ class BundleReader:
                     digest.update(portion)
                 if digest.hexdigest() != section.sha256:
                     raise DamagedError(
-                        f"The bundle {self.name} is damaged: its {key} are not what was written. Copy it again."
+                        f"The bundle {self.name} is damaged: its section {key} does not match its checksum. Copy it again."
                     )
 
     def _portions(self, section: Section) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ class BundleReader:
             yield portion
 
     def rows(self, key: str) -> Iterator[dict[str, Any]]:
-        """The rows of a section of JSON lines. Raises `DamagedError` for one that is not as `ROWS` says."""
+        """Yield the rows of a section of JSON lines. Raises `DamagedError` for a row that does not match `ROWS`."""
         section, types = self._sections[key], ROWS[key]
         at = 0
         while at < section.bytes:
@@ -117,19 +117,23 @@ class BundleReader:
             try:
                 value = json.loads(line)
             except ValueError as error:
-                raise DamagedError(f"The bundle {self.name} holds a line in its {key} that is not JSON.") from error
+                raise DamagedError(
+                    f"The bundle {self.name} holds a line in its section {key} that is not JSON."
+                ) from error
             fits = isinstance(value, dict) and set(value) == set(types)
             if not fits or not all(type(value[name]) in allowed for name, allowed in types.items()):
-                raise DamagedError(f"The bundle {self.name} holds a line in its {key} that is not as written.")
+                raise DamagedError(
+                    f"The bundle {self.name} holds a line in its section {key} with wrong fields or types."
+                )
             yield value
 
     def read(self, key: str, offset: int = 0, count: int | None = None) -> bytearray:
-        """Some bytes of a section, default all. Raises `DamagedError` if it has not so many."""
+        """Return some bytes of a section, default all. Raises `DamagedError` if it has fewer bytes."""
         section = self._sections[key]
         count = section.bytes - offset if count is None else count
         if offset < 0 or count < 0 or offset + count > section.bytes:
             raise DamagedError(
-                f"The bundle {self.name} says that {count} bytes lie at {offset} of its {key}, which have {section.bytes}."
+                f"The bundle {self.name} is damaged: it refers to {count} bytes at offset {offset} of its section {key}, which has {section.bytes} bytes."
             )
         data = bytearray(count)
         self._file.seek(self._start + section.offset + offset)
@@ -138,11 +142,11 @@ class BundleReader:
         return data
 
     def where(self, key: str) -> tuple[int, int]:
-        """Where a section begins in the file, and how many bytes it has."""
+        """Return the position of a section in the file and its number of bytes."""
         return self._start + self._sections[key].offset, self._sections[key].bytes
 
     def length(self, key: str) -> int:
-        """Bytes of a section."""
+        """Return the number of bytes of a section."""
         return self._sections[key].bytes
 
 
@@ -150,7 +154,8 @@ class BundleReader:
 def open_bundle(path: Path) -> Iterator[BundleReader]:
     """Open a bundle and check its header against the file.
 
-    Raises `NotFoundError` without a file, `DamagedError` if it is no bundle or not whole, `MismatchError` for another format.
+    Raises `NotFoundError` if there is no file, `DamagedError` if it is not a bundle or not complete, `MismatchError`
+    for another format.
     """
     if not path.is_file():
         raise NotFoundError(f"There is no bundle {path}. Make one with `kvpacket export`.")
@@ -159,15 +164,15 @@ def open_bundle(path: Path) -> Iterator[BundleReader]:
 
 
 def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Section], Opening]:
-    """The header, its sections, and what else stands before them."""
+    """Return the header, its sections, and what else comes before them."""
     size = path.stat().st_size
     opening = file.read(16)
     if len(opening) < 16 or not opening.startswith(MAGIC) or not opening[4:8].isdigit():
-        raise DamagedError(f"{path.name} is no bundle; one is made with `kvpacket export`.")
+        raise DamagedError(f"{path.name} is not a bundle. Make one with `kvpacket export`.")
     (length,) = struct.unpack("<Q", opening[8:])
     if (found := int(opening[4:8])) != FORMAT:
         raise MismatchError(
-            f"The bundle {path.name} has format {found}, this release reads {FORMAT}. Export it anew.",
+            f"The bundle {path.name} has format {found}, but this release reads format {FORMAT}. Export it again.",
             field="format", expected=FORMAT, found=found,
         )  # fmt: skip
     if length > min(LONGEST_HEADER, size - EDGES):
@@ -175,7 +180,7 @@ def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Sect
     text = file.read(length)
     digest, signature = file.read(DIGEST), file.read(SIGNATURE)
     if hashlib.sha256(text).digest() != digest:
-        raise DamagedError(f"The bundle {path.name} is damaged: its header is not what was written. Copy it again.")
+        raise DamagedError(f"The bundle {path.name} is damaged: its header does not match its checksum. Copy it again.")
     try:
         header = json.loads(text)
         sections = {key: Section(**value) for key, value in header["sections"].items()}
@@ -189,7 +194,7 @@ def _header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Sect
         whole = whole and section.offset == end
         end = section.offset + section.bytes
     if not whole or length + EDGES + end != size:
-        raise DamagedError(f"The bundle {path.name} is not whole, or its header is damaged. Copy it again.")
+        raise DamagedError(f"The bundle {path.name} is not complete, or its header is damaged. Copy it again.")
     return header, sections, Opening(length + EDGES, digest, signature)
 
 
@@ -201,9 +206,9 @@ def write_bundle(
     size: int,
     sign: Callable[[bytes], bytes] | None = None,
 ) -> None:
-    """Write a bundle into a file: `about` into its header, then the sections, then packets of `size` bytes together.
+    """Write a bundle to a file: `about` in its header, then the sections, then packets of `size` bytes in total.
 
-    sign: gives the signature of the header's digest.
+    sign: returns the signature of the header's sha256.
     """
     table: dict[str, Any] = {}
     at = 0

@@ -1,4 +1,4 @@
-"""Taking a bundle into a store: everything is checked first, and the store changes in one transaction."""
+"""Imports a bundle into a store. Everything is checked first, and the store changes in one transaction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What of a bundle was taken in."""
+    """Counts of what an import changed."""
 
     added: int
     updated: int
@@ -52,20 +52,20 @@ class ImportReport:
     removed: int
     chunks: int
     packets: int
-    """Packets the store did not have."""
+    """Packets that the store did not have."""
 
 
 @dataclass(frozen=True)
 class CheckedBundle:
-    """What was found in a bundle."""
+    """The settings and fingerprints of a bundle."""
 
     settings: Mapping[str, Any]
     fingerprint: Fingerprint
     known: Mapping[str, tuple[Fingerprint, str]]
-    """Fingerprints with the anchor of each, by digest."""
+    """Fingerprints and their anchors, by digest."""
 
     def fields(self, digest: str) -> dict[str, Any]:
-        """The fields of a fingerprint."""
+        """Return the fields of a fingerprint."""
         return asdict(self.known[digest][0])
 
 
@@ -73,11 +73,12 @@ def import_bundle(
     bundle: str | Path, location: str | Path, *, namespace: str = DEFAULT_NAMESPACE, blobs: str | None = None,
     verify: str | Path | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:  # fmt: skip
-    """Take a bundle into the store at `location`, which is made if there is none; see `take_in`, and `DocumentStore.open`.
+    """Import a bundle into the store at `location`, which is created if there is none.
 
-    Raises `NotFoundError` without a bundle, `StoreError` if the store cannot be written, and what `take_in` raises.
+    See `take_in` and `DocumentStore.open`. Raises `NotFoundError` if there is no bundle, `StoreError` if the store
+    cannot be written, and the errors of `take_in`.
     """
-    with open_bundle(Path(bundle)):  # what is no bundle makes no folder
+    with open_bundle(Path(bundle)):  # a file that is not a bundle must not create a folder
         pass
     place = open_location(location, namespace=namespace, blobs=blobs)
     with contextlib.closing(place):
@@ -88,11 +89,12 @@ def take_in(
     place: StoreLocation, store: PacketStore, path: Path, progress: Callable[[int, int], None] | None = None, *,
     verify: str | Path | None = None,
 ) -> ImportReport:  # fmt: skip
-    """Take the documents of a bundle in, with chunks, vectors and packets; those of the same id are replaced.
+    """Import the documents of a bundle, with chunks, vectors and packets. Documents with the same id are replaced.
 
-    Neither model nor embedder is needed. verify: a public key the bundle must have been signed with. progress: called with (bytes of packets checked, bytes of packets). Raises
-    `SignatureError` if it was not, `DamagedError` if anything is not as written, `MismatchError` naming what differs if the bundle was made with
-    something else than the store; nothing has changed then.
+    Neither model nor embedder is needed. verify: a public key that the signature of the bundle must match.
+    progress: called with (bytes of packets checked, bytes in total). Raises `SignatureError` if the signature does not
+    match, `DamagedError` if anything is damaged, and `MismatchError`, which names the difference, if bundle and store
+    were made with different settings. The store is unchanged then.
     """
     with open_bundle(path) as reader:
         if verify is not None:
@@ -108,18 +110,16 @@ def take_in(
                     blobs.append(blob)
                 return _put_in(place, store, reader, found, blobs)
             except BlobsLostError:
-                continue  # garbage collection of another process was faster
+                continue  # another process's garbage collection removed files first
             finally:
                 store.discard([blob.file for blob in blobs])
-    raise StoreError(
-        f"Packets of {path} were removed by `kvpacket gc` again and again while they were taken in. Import again."
-    )
+    raise StoreError(f"`kvpacket gc` removed packets of {path} repeatedly during the import. Import it again.")
 
 
 def _put_in(
     place: StoreLocation, store: PacketStore, reader: BundleReader, found: CheckedBundle, blobs: Sequence[WrittenBlob]
 ) -> ImportReport:
-    """Change the store, in one transaction."""
+    """Change the store in one transaction."""
     with place.database.writing() as connection:
         if compare(connection, place.namespace, place.location, reader, found):
             write_settings(connection, reader, found)
@@ -133,7 +133,7 @@ def _put_in(
 
 
 def write_settings(connection: sa.Connection, reader: BundleReader, found: CheckedBundle) -> None:
-    """Write down what the bundle was made with, in a store without documents."""
+    """Record the settings of the bundle in a store without documents."""
     write_fact(connection, "settings", dict(found.settings))
     write_fact(connection, "fingerprint", reader.header["fingerprint"])
     if reader.length("adapter"):
@@ -141,7 +141,7 @@ def write_settings(connection: sa.Connection, reader: BundleReader, found: Check
 
 
 def check_bundle(reader: BundleReader) -> CheckedBundle:
-    """Read settings and fingerprints. Raises `DamagedError` if they are none."""
+    """Return settings and fingerprints of a bundle. Raises `DamagedError` if they are not valid."""
     try:
         settings = {**reader.header["settings"]}
         StoreSettings(**settings)
@@ -149,7 +149,7 @@ def check_bundle(reader: BundleReader) -> CheckedBundle:
         for row in reader.rows("fingerprints"):
             fingerprint = Fingerprint(**row["fields"])
             if fingerprint.digest != row["digest"]:
-                raise DamagedError(f"The bundle {reader.name} holds a fingerprint that does not give its digest.")
+                raise DamagedError(f"The bundle {reader.name} holds a fingerprint that does not match its digest.")
             known[fingerprint.digest] = (fingerprint, row["anchor"])
         return CheckedBundle(settings, Fingerprint(**reader.header["fingerprint"]), known)
     except (KeyError, TypeError, ValueError) as error:
@@ -161,11 +161,11 @@ def check_bundle(reader: BundleReader) -> CheckedBundle:
 def compare(
     connection: sa.Connection, namespace: str, location: str, reader: BundleReader, found: CheckedBundle
 ) -> bool:
-    """Raise `MismatchError` unless bundle and store were made alike; True if the store has no documents yet."""
+    """Raise `MismatchError` if bundle and store were made differently. Return whether the store has no documents."""
     if found.fingerprint.namespace != namespace:
         raise MismatchError(
-            f"The bundle {reader.name} was made under the namespace {found.fingerprint.namespace!r}, it is opened under {namespace!r}. "
-            "Packets belong to one namespace: give that one.",
+            f"The bundle {reader.name} was made under the namespace {found.fingerprint.namespace!r}, but is opened under {namespace!r}. "
+            "Packets belong to one namespace. Give the namespace of the bundle.",
             field="namespace", expected=namespace, found=found.fingerprint.namespace,
         )  # fmt: skip
     if connection.execute(sa.select(documents.c.id).limit(1)).first() is None:
@@ -179,8 +179,8 @@ def compare(
     has = "" if own is None else Adapter.from_bytes(own, f"The adapter of {location}").digest
     if bool(has) != bool(reader.length("adapter")):
         raise MismatchError(
-            f"The store at {location} {'has an adapter of its own' if has else 'uses the adapter of the package'}, the bundle "
-            f"{reader.name} was made {'without' if has else 'with'} one. Take the same adapter in with `kvpacket adapt` first.",
+            f"The store at {location} {'has an adapter of its own' if has else 'uses the adapter of the package'}, but the bundle "
+            f"{reader.name} was made {'without' if has else 'with'} an adapter of its own. Set the same adapter with `kvpacket adapt` first.",
             field="adapter", expected=has, found="",
         )  # fmt: skip
     return False
@@ -192,7 +192,7 @@ def _packets(
     found: CheckedBundle,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[WrittenBlob]:
-    """Check the packets one by one and write those the store does not have; no row names them yet."""
+    """Check the packets one by one and write those that the store lacks. No row names them yet."""
     total = reader.length("blobs")
     for row in reader.rows("packets"):
         key, at = row["key"], row["offset"]
@@ -204,11 +204,11 @@ def _packets(
         data = reader.read("blobs", at, row["bytes"])
         if hashlib.sha256(data).hexdigest() != row["sha256"]:
             raise DamagedError(
-                f"The bundle {reader.name} is damaged: packet {key[:12]} is not what was written. Copy it again."
+                f"The bundle {reader.name} is damaged: packet {key[:12]} does not match its checksum. Copy it again."
             )
         packet = codec.decode(data, fingerprint, key[:12])
         if fingerprint.packet_key(packet.content) != key:
-            raise DamagedError(f"The bundle {reader.name} holds another packet under the name {key[:12]}.")
+            raise DamagedError(f"The bundle {reader.name} holds another packet under the key {key[:12]}.")
         if not store.has(key):
             yield store.write_bytes(packet, fingerprint, data)
     if progress is not None:
@@ -216,7 +216,7 @@ def _packets(
 
 
 def write_rows(connection: sa.Connection, reader: BundleReader) -> tuple[dict[str, int], set[str]]:
-    """Put documents and chunks in; gives the counts, and contents whose packets may now be unused."""
+    """Insert documents and chunks. Return the counts, and the content hashes whose packets may now be unused."""
     counts = {"added": 0, "updated": 0, "unchanged": 0, "removed": 0, "chunks": 0}
     stale: set[str] = set()
     try:
@@ -240,7 +240,7 @@ def write_rows(connection: sa.Connection, reader: BundleReader) -> tuple[dict[st
     except (KeyError, TypeError, ValueError, sa.exc.SQLAlchemyError) as error:
         if isinstance(error, KVPacketError):
             raise
-        raise DamagedError(f"The bundle {reader.name} is damaged: a row is not as it was written ({error}).") from error
+        raise DamagedError(f"The bundle {reader.name} is damaged: a row is not valid ({error}).") from error
     return counts, stale
 
 
@@ -249,7 +249,10 @@ def _find(connection: sa.Connection, name: str) -> Any:
 
 
 def _chunks(connection: sa.Connection, reader: BundleReader, numbers: Mapping[str, int | None]) -> int:
-    """Put the chunks of documents in, by the documents' row ids; None leaves those of a document out. Gives how many."""
+    """Insert the chunks of documents. Return how many were inserted.
+
+    numbers: row ids of the documents, by name. None leaves out the chunks of a document.
+    """
     at = count = 0
     dimension = reader.header["settings"]["dimension"]
     for name, group in groupby(reader.rows("chunks"), key=lambda row: row["document"]):
@@ -270,6 +273,6 @@ def _chunks(connection: sa.Connection, reader: BundleReader, numbers: Mapping[st
 def _chunk(row: Mapping[str, Any], document: int, vector: bytes, name: str) -> dict[str, Any]:
     tokens = tuple(row["tokens"])
     if content_hash(tokens) != row["content"]:
-        raise DamagedError(f"The bundle {name} is damaged: the tokens of chunk {row['name']} are not what was written.")
+        raise DamagedError(f"The bundle {name} is damaged: the tokens of chunk {row['name']} do not match their hash.")
     kept = {key: row[key] for key in ("name", "ordinal", "start", "stop", "text", "content")}
     return {**kept, "document_id": document, "token_ids": np.asarray(tokens, "<i4").tobytes(), "vector": vector}

@@ -1,4 +1,4 @@
-"""Answering straight from a bundle: its rows in a database of a moment, its packets where they are, in the mapped file."""
+"""Opens a bundle without an import: rows go into a temporary database, packets are read from the mapped file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["open_bundled"]
 
 
 class BundleBlobs:
-    """The packets of a bundle, named by their offset."""
+    """The packets of a bundle. Each is named by its offset."""
 
     def __init__(self, path: Path, start: int, count: int) -> None:
         self.name, self._start, self._count = str(path), start, count
@@ -30,41 +30,43 @@ class BundleBlobs:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, file: str, size: int) -> memoryview | None:
-        """Copy the bytes out: the file may be changed, and what was checked must not."""
+        """Return a copy of the bytes, because the file may change later and checked bytes must not."""
         at = int(file)
         if at + size > self._count:
-            raise DamagedError(f"The bundle {self.name} has no {size} bytes at {at} of its packets. Copy it again.")
+            raise DamagedError(
+                f"The bundle {self.name} has fewer than {size} bytes at offset {at} of its packets. Copy it again."
+            )
         return memoryview(bytearray(self._map[self._start + at : self._start + at + size]))
 
     def exists(self, file: str) -> bool:
-        """Every packet is there."""
+        """Return True, because a bundle holds every packet that its rows name."""
         return True
 
     def files(self) -> Iterator[str]:
-        """Nothing lies there but what rows name."""
+        """Yield nothing, because a bundle holds no packets besides those that its rows name."""
         return iter(())
 
     def write(self, file: str, data: bytes | bytearray) -> None:
-        """A bundle is not written to."""
-        raise ReadOnlyError(f"{self.name} is a bundle, and is not written to. Import it into a store.")
+        """Raise `ReadOnlyError`, because a bundle is read-only."""
+        raise ReadOnlyError(f"{self.name} is a bundle, which is read-only. Import it into a store.")
 
     def remove(self, files: Iterable[str]) -> None:
-        """There is nothing to remove: whoever builds a packet for an answer asks for this with no files."""
+        """Do nothing. Building a packet for an answer calls this without files."""
 
     def drop_copy(self, file: str) -> bool:
-        """There are no copies."""
+        """Return False, because there are no cached copies."""
         return False
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the mapped file."""
         self._map.close()
 
 
 def open_bundled(path: Path, namespace: str, *, verify: str | Path | None = None) -> StoreLocation:
-    """Open a bundle as a store that is only read.
+    """Open a bundle as a read-only store.
 
-    verify: a public key it must have been signed with. Raises what `importing.take_in` raises, and `InputError` for a
-    bundle that holds only what has changed.
+    verify: a public key that the signature of the bundle must match. Raises the errors of `importer.take_in`, and
+    `InputError` for a bundle that holds only changes.
     """
     folder = tempfile.TemporaryDirectory(prefix="kvpacket-", ignore_cleanup_errors=True)
     try:
@@ -92,7 +94,7 @@ def open_bundled(path: Path, namespace: str, *, verify: str | Path | None = None
 
 
 def _fill(folder: Path, reader: BundleReader, namespace: str) -> None:
-    """Write a database that says what a bundle holds."""
+    """Write a database with the rows of a bundle."""
     found = check_bundle(reader)
     database = Database(SQLite(folder / STORE_FILE))
     try:
@@ -107,7 +109,7 @@ def _fill(folder: Path, reader: BundleReader, namespace: str) -> None:
             if rows:
                 connection.execute(sa.insert(packets), rows)
     except sa.exc.SQLAlchemyError as error:
-        raise DamagedError(f"The bundle {reader.name} is damaged: a row is not as it was written ({error}).") from error
+        raise DamagedError(f"The bundle {reader.name} is damaged: a row is not valid ({error}).") from error
     finally:
         database.close()
 

@@ -1,4 +1,4 @@
-"""Signatures of bundles: ed25519 (RFC 8032) over the digest of the header, which names the digest of everything else."""
+"""Signatures of bundles: ed25519 (RFC 8032) over the sha256 of the header, which holds all other checksums."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ HOW = "Make a pair with: openssl genpkey -algorithm ed25519 -out key.pem; openss
 
 
 def signature(key: str | Path, digest: bytes) -> bytes:
-    """Sign a digest with the private key of a PEM file; gives 64 bytes. Raises `InputError` if it holds none."""
+    """Sign a digest with the private key in a PEM file. Return 64 bytes. Raises `InputError` if it holds none."""
     serialization, ed25519, _ = _cryptography()
     try:
         private = serialization.load_pem_private_key(_read(key), password=None)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{key} is no private key without a password: {error}. {HOW}") from error
+        raise InputError(f"{key} is not a private key without a password: {error}. {HOW}") from error
     if not isinstance(private, ed25519.Ed25519PrivateKey):
-        raise InputError(f"{key} holds a key of another kind than ed25519. {HOW}")
+        raise InputError(f"{key} does not hold an ed25519 key. {HOW}")
     return bytes(private.sign(digest))
 
 
 def check_signature(reader: BundleReader, key: str | Path) -> None:
-    """Raise `SignatureError` unless a bundle was signed with the key whose public half a PEM file holds."""
+    """Raise `SignatureError` unless the signature of a bundle matches the public key in a PEM file."""
     serialization, ed25519, invalid = _cryptography()
     try:
         public = serialization.load_pem_public_key(_read(key))
     except ValueError as error:
-        raise InputError(f"{key} is no public key: {error}. {HOW}") from error
+        raise InputError(f"{key} is not a public key: {error}. {HOW}") from error
     if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise InputError(f"{key} holds a key of another kind than ed25519. {HOW}")
+        raise InputError(f"{key} does not hold an ed25519 key. {HOW}")
     if not any(reader.signature):
         raise SignatureError(
-            f"The bundle {reader.name} is not signed; a signature of {key} was asked for. Export it with --sign."
+            f"The bundle {reader.name} is not signed, but a signature that matches {key} is required. Export it with --sign."
         )
     try:
         public.verify(reader.signature, reader.digest)
     except invalid as error:
         raise SignatureError(
-            f"The bundle {reader.name} was not signed with the key of {key}, or was changed since. Do not use it."
+            f"The bundle {reader.name} was not signed with the private key that belongs to {key}, or was changed afterwards. Do not use it."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The database of a store: transactions, tables, migrations, and the two kinds of server.
+"""The database of a store: transactions, tables, migrations, and the backends for SQLite and PostgreSQL.
 
-No packets, vectors or documents as objects, only rows. It imports only `errors`.
+This package handles rows only, not packets, vectors or documents as objects. It imports only `errors`.
 """

@@ -1,4 +1,4 @@
-"""What every kind of database offers a store."""
+"""The protocol of the database backends of a store."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ __all__ = ["BUSY_SECONDS", "WRITE", "Backend"]
 
 
 BUSY_SECONDS = 60
-"""How long a writer waits for another."""
+"""Seconds for which a writer waits for another writer."""
 
 
 WRITE = "kvpacket_write"
-"""Option of a connection whose transaction writes: "wait" for another writer, or "now"."""
+"""Option of a connection whose transaction writes. "wait" waits for another writer, "now" fails if there is one."""
 
 
 class Backend(Protocol):
-    """One kind of database."""
+    """A database backend."""
 
     name: str
-    """What messages call the database."""
+    """Name of the database in messages."""
     read_only: bool
 
     def engine(self) -> sa.Engine:
-        """Connections whose transactions begin as `WRITE` says: writers hold the write lock from their start."""
+        """Return an engine whose transactions begin as `WRITE` says. Writers hold the write lock from the start."""
 
     def exists(self) -> bool:
-        """Whether there is a store, without making one."""
+        """Return whether there is a store, without creating one."""
 
     def opening(self, engine: sa.Engine) -> Any:
-        """A block during which no other process makes or changes the tables."""
+        """Return a context manager during which no other process creates or changes the tables."""
 
     def explain(self, error: sa.exc.DBAPIError) -> KVPacketError:
-        """What an error of the driver means."""
+        """Return the error of this package for an error of the driver."""
 
     def check(self, connection: sa.Connection) -> list[str]:
-        """What the database finds wrong with itself."""
+        """Return the faults that the database finds in itself."""
 
     def size(self, connection: sa.Connection) -> int:
-        """Bytes of the tables."""
+        """Return the bytes of the tables."""

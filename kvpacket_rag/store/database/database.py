@@ -1,7 +1,7 @@
-"""The database of a store: opened, brought up to date, read and written in transactions.
+"""Opens and migrates the database of a store, and provides read and write transactions.
 
-Write transactions take the write lock at their start, so that what a transaction has read cannot change before
-it writes, and two processes wait for each other instead of failing.
+Write transactions take the write lock at their start. What a transaction has read therefore cannot change before it
+writes, and two processes wait for each other instead of failing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from kvpacket_rag.store.database.backend import WRITE, Backend
 __all__ = ["Database", "parts", "read_fact", "write_fact"]
 
 HEAD = "0003"
-"""Newest recorded change of the tables."""
+"""Newest migration of the tables."""
 T = TypeVar("T")
-_UPGRADING = threading.Lock()  # Alembic keeps the migration that runs in a global
+_UPGRADING = threading.Lock()  # Alembic keeps the running migration in a global variable
 
 
 class Database:
     """Transactions on the database of a store. Threads and processes may use it at the same time."""
 
     def __init__(self, backend: Backend) -> None:
-        """Open the database, making its tables or bringing them up to date.
+        """Open the database, and create or migrate its tables.
 
-        Raises `DamagedError` if it is none, `MismatchError` if a newer release wrote it, `StoreError` if it cannot be
-        reached or written.
+        Raises `DamagedError` if it is not a database, `MismatchError` if a newer release wrote it, `StoreError` if it
+        cannot be reached or written.
         """
         self._backend, self.name, self.read_only = backend, backend.name, backend.read_only
         self._engine, self._closed = backend.engine(), False
-        # Whoever forgets to close, as a store opened from a folder by a component has nobody to do it.
+        # Connections are closed even without `close`: nobody closes a store that a component opened from a folder.
         self._dispose = weakref.finalize(self, self._engine.dispose)
         try:
             with _UPGRADING, self._errors(), backend.opening(self._engine):
@@ -46,7 +46,7 @@ class Database:
         except OSError as error:
             self.close()
             raise StoreError(
-                f"{self.name} cannot be opened: {error.strerror or error}. See that this process may open more files, and try again."
+                f"{self.name} cannot be opened: {error.strerror or error}. Check that this process may open more files, and try again."
             ) from error
         except BaseException:
             self.close()
@@ -83,15 +83,15 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A transaction that sees one state of the database throughout."""
+        """Open a transaction that sees one state of the database throughout."""
         with self._errors(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self, *, wait: bool = True) -> Iterator[sa.Connection]:
-        """A transaction that holds the write lock; committed at the end, rolled back on any exception.
+        """Open a transaction that holds the write lock. It commits at the end and rolls back on any exception.
 
-        wait: for another writer; if not, `StoreError` is raised at once where there is one.
+        wait: whether to wait for another writer; if not, `StoreError` is raised at once if there is one.
         """
         if self.read_only:
             raise ReadOnlyError(f"{self.name} was opened with read_only=True; nothing is written to it.")
@@ -108,28 +108,28 @@ class Database:
             raise
         except sa.exc.DBAPIError as error:
             raise self._backend.explain(error) from error
-        except ValueError as error:  # a JSON column that is none
+        except ValueError as error:  # a JSON column that does not hold JSON
             if isinstance(error, KVPacketError):
                 raise
             raise DamagedError(f"{self.name} holds a damaged value: {error}. Restore it from a copy.") from error
 
     def check(self) -> list[str]:
-        """Ask the database to check itself; returns what it finds wrong."""
+        """Return the faults that the database finds in itself."""
         with self.reading() as connection:
             return self._backend.check(connection)
 
     def size(self, connection: sa.Connection) -> int:
-        """Bytes of the database."""
+        """Return the bytes of the database."""
         return self._backend.size(connection)
 
     def close(self) -> None:
-        """Close all connections; whoever uses it afterwards is told."""
+        """Close all connections. Later use raises `StoreError`."""
         self._closed = True
         self._dispose()
 
 
 def read_fact(connection: sa.Connection, key: str, default: Any = None) -> Any:
-    """Value of a fact about the whole store, or `default`."""
+    """Return the value of a fact about the whole store, or `default`."""
     row = connection.execute(sa.select(schema.facts.c.value).where(schema.facts.c.key == key)).first()
     return default if row is None else row[0]
 
@@ -142,6 +142,6 @@ def write_fact(connection: sa.Connection, key: str, value: Any) -> None:
 
 
 def parts(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
-    """Cut a sequence into parts short enough for the variables of one SQL statement."""
+    """Split a sequence into parts that are short enough for the variables of one SQL statement."""
     for start in range(0, len(values), size):
         yield values[start : start + size]

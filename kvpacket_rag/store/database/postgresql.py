@@ -16,18 +16,18 @@ __all__ = ["PostgreSQL"]
 
 
 class PostgreSQL:
-    """A schema of its own in a PostgreSQL database, so that one database holds many stores that never meet."""
+    """A separate schema in a PostgreSQL database, so that one database can hold many independent stores."""
 
     def __init__(self, url: sa.URL, schema: str, *, read_only: bool = False) -> None:
-        """Raise `MissingDependencyError` without a driver."""
+        """Raise `MissingDependencyError` if the driver is not installed."""
         require("psycopg", extra="postgres", purpose=f"A store at {url.render_as_string()}")
         if not re.fullmatch(r"[a-z0-9_.-]{1,63}", schema):
-            raise InputError(f"A schema's name is of a-z, 0-9, _, . and -; got {schema!r}.")
+            raise InputError(f"A schema name must have 1 to 63 characters of a-z, 0-9, _, . and -; got {schema!r}.")
         self._url, self._schema, self.read_only = url.set(drivername="postgresql+psycopg"), schema, read_only
         self.name = f"{url.render_as_string()} ({schema})"
 
     def engine(self) -> sa.Engine:
-        """Connections to the schema, checked before use: a server may have been restarted."""
+        """Return an engine for the schema. It checks connections before use, because a server may have restarted."""
         engine = sa.create_engine(
             self._url, pool_size=8, max_overflow=56, pool_pre_ping=True, connect_args={"connect_timeout": 10}
         )
@@ -46,7 +46,7 @@ class PostgreSQL:
         if not write:
             connection.exec_driver_sql("set transaction isolation level repeatable read, read only")
         elif write == "wait":
-            # Each statement then sees what was committed before the lock was had; nobody else writes until the end.
+            # Each statement sees what was committed before the lock was taken, and nobody else writes until the end.
             connection.execute(sa.text("select pg_advisory_xact_lock(hashtextextended(:schema, 0))"), self._key)
         elif not connection.execute(
             sa.text("select pg_try_advisory_xact_lock(hashtextextended(:schema, 0))"), self._key
@@ -59,7 +59,7 @@ class PostgreSQL:
         return {"schema": f"kvpacket {self._schema}"}
 
     def exists(self) -> bool:
-        """Look for the schema."""
+        """Return whether the schema exists."""
         engine = self.engine()
         try:
             with engine.begin() as connection:
@@ -71,14 +71,14 @@ class PostgreSQL:
 
     @contextmanager
     def opening(self, engine: sa.Engine) -> Iterator[None]:
-        """Make the schema; the tables are made in a write transaction, which waits for others."""
+        """Create the schema. The tables are created in a write transaction, which waits for other writers."""
         if not self.read_only:
             with engine.execution_options(**{WRITE: "wait"}).begin() as connection:
                 connection.exec_driver_sql(f'create schema if not exists "{self._schema}"')
         yield
 
     def explain(self, error: sa.exc.DBAPIError) -> KVPacketError:
-        """By the codes of the SQL standard and PostgreSQL (appendix A of its manual)."""
+        """Return the error for a code of the SQL standard or of PostgreSQL (appendix A of its manual)."""
         code, message = getattr(error.orig, "sqlstate", None) or "", str(error.orig).strip().partition("\n")[0]
         if code == "53100":
             return StorageFullError(
@@ -97,11 +97,11 @@ class PostgreSQL:
         )
 
     def check(self, _: sa.Connection) -> list[str]:
-        """PostgreSQL checks references itself, and offers no check of everything."""
+        """Return no faults: PostgreSQL checks references itself and offers no check of everything."""
         return []
 
     def size(self, connection: sa.Connection) -> int:
-        """Bytes of the schema's tables with their indexes."""
+        """Return the bytes of the schema's tables with their indexes."""
         query = sa.text(
             "select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = :schema and c.relkind = 'r'"
         )

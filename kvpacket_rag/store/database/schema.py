@@ -1,4 +1,4 @@
-"""Tables of a store. Rows are the truth: the vector index is derived from them, and no blob counts without a row."""
+"""Tables of a store. The vector index is derived from the rows, and a blob without a row does not count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ facts = Table(
     metadata,
     Column("key", String(64), primary_key=True),
     Column("value", JSON, nullable=False),
-    comment="What holds for the whole store: embedder, model, chunk size, anchors, and the generation that every change raises.",
+    comment="Facts about the whole store: embedder, model, chunk size, anchors, and the generation, which every change raises.",
 )
 
 documents = Table(
@@ -56,7 +56,7 @@ chunks = Table(
     Column("content", String(64), nullable=False, index=True),
     Column("vector", LargeBinary, nullable=False),
     UniqueConstraint("document_id", "ordinal"),
-    # Row ids name vectors in the index; they must not come back for another chunk after a deletion.
+    # Row ids identify vectors in the index, so an id must not be reused for another chunk after a deletion.
     sqlite_autoincrement=True,
 )
 

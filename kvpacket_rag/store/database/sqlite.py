@@ -1,4 +1,4 @@
-"""Database servers and files behind a store: how each is opened, locked, and explains its errors."""
+"""A store in a SQLite file: how the file is opened and locked, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["SQLite"]
 
 
 class SQLite:
-    """A database file."""
+    """A SQLite database file."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path, self.name, self.read_only = path, str(path), read_only
 
     def engine(self) -> sa.Engine:
-        """Connections to the file. One that can only be read is opened as it stands, without a journal beside it."""
+        """Return an engine for the file. In a read-only folder, it opens the file as it is, without a journal."""
         database, query = str(self.path), dict[str, str]()
         if self.read_only:
             query = {"mode": "ro", "uri": "true"}
@@ -61,12 +61,12 @@ class SQLite:
             connection.exec_driver_sql(f"pragma busy_timeout={BUSY_SECONDS * 1000}")
 
     def exists(self) -> bool:
-        """Look for the file."""
+        """Return whether the file exists."""
         return self.path.exists()
 
     @contextmanager
     def opening(self, _: sa.Engine) -> Iterator[None]:
-        """Processes open one after another: the first makes the tables, and switches the file to its journal mode."""
+        """Make processes open the file one after another. The first creates the tables and sets the journal mode."""
         if self.read_only:
             yield
             return
@@ -75,7 +75,7 @@ class SQLite:
             lock.acquire()
         except Timeout as error:
             raise StoreError(
-                f"{self.path} is being opened by another process for {BUSY_SECONDS} s. Try again."
+                f"Another process has been opening {self.path} for {BUSY_SECONDS} s. Try again."
             ) from error
         except OSError as error:
             raise StoreError(
@@ -87,10 +87,10 @@ class SQLite:
             lock.release()
 
     def explain(self, error: sa.exc.DBAPIError) -> KVPacketError:
-        """SQLite tells its errors apart by their texts only."""
+        """Return the error for a message, because SQLite distinguishes its errors only by their texts."""
         message = str(error.orig)
         if not isinstance(error, sa.exc.OperationalError):
-            return DamagedError(f"{self.path} is damaged: {message}. Restore it from a copy, or build the store anew.")
+            return DamagedError(f"{self.path} is damaged: {message}. Restore it from a copy, or rebuild the store.")
         if "full" in message:
             return StorageFullError(
                 f"The disk of {self.path} is full; nothing was changed. Free some space and try again."
@@ -101,10 +101,10 @@ class SQLite:
             return StoreError(f"{self.path} cannot be read or written: {message}. Is its disk full or gone?")
         if "locked" in message:
             return StoreError(f"{self.path} was locked by another process for {BUSY_SECONDS} s. Try again.")
-        return DamagedError(f"{self.path} cannot be used: {message}. Restore it from a copy, or build the store anew.")
+        return DamagedError(f"{self.path} cannot be used: {message}. Restore it from a copy, or rebuild the store.")
 
     def check(self, connection: sa.Connection) -> list[str]:
-        """Ask for integrity and for references to rows that are not there."""
+        """Return the faults of the integrity check, and references to missing rows."""
         found = [str(row[0]) for row in connection.execute(sa.text("pragma integrity_check"))]
         broken = connection.execute(sa.text("pragma foreign_key_check")).fetchall()
         return [line for line in found if line != "ok"] + [
@@ -112,5 +112,5 @@ class SQLite:
         ]
 
     def size(self, _: sa.Connection) -> int:
-        """Bytes of the file."""
+        """Return the bytes of the file."""
         return self.path.stat().st_size

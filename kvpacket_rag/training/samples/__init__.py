@@ -1,4 +1,4 @@
-"""Questions with their passages: published formats, made-up ones, and questions that the model writes about a store.
+"""Questions with their passages: from published data sets, from generators, and written by the model about a store.
 
-No gradients and no scores. It imports `errors`, `engine`, `corpus`, `store` and `answering`.
+This package computes no gradients and no scores. It imports `errors`, `engine`, `corpus`, `store` and `answering`.
 """

@@ -1,4 +1,4 @@
-"""Several kinds of questions at once, from files and generators."""
+"""Domains: several kinds of questions, loaded together from files and generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvpacket_rag.training.samples.synthetic import GENERATORS, generate_samples
 __all__ = ["Domain", "load_domains"]
 
 CORPUS_PASSAGES = 8
-"""Passages drawn for anchors of a domain's own text."""
+"""Number of passages that are drawn for anchors made of a domain's own text."""
 
 
 @dataclass(frozen=True)
@@ -25,32 +25,34 @@ class Domain:
     name: str
     samples: tuple[Sample, ...]
     source: str
-    """Where they come from: a description for reports and cards."""
+    """A description of where the samples come from, for reports and cards."""
     corpus: tuple[str, ...] = ()
-    """Passages of the same source that belong to no question: what a user's own corpus is to an anchor."""
+    """Passages of the same source that belong to no question. Anchors use them like passages of a user's own corpus."""
 
     def divide(self, last: int) -> tuple[Domain, Domain]:
-        """Split off the last `last` samples, and leave the samples of their rows out of the first half.
+        """Split off the last `last` samples, and leave all samples of the same rows out of the first part.
 
-        Raises `InputError` unless both halves have samples.
+        Raises `InputError` unless both parts have samples.
         """
         if not 0 < last < len(self.samples):
             raise InputError(
-                f"{self.name} has {len(self.samples)} questions, of which {last} cannot be held out. Ask for more, or hold out fewer."
+                f"{self.name} has {len(self.samples)} questions. The number held out must be at least 1 and below that; got {last}. Ask for more questions, or hold out fewer."
             )
         held = {sample.row for sample in self.samples[len(self.samples) - last :]}
         first = tuple(sample for sample in self.samples if sample.row not in held)
         if not first:
-            raise InputError(f"All questions of {self.name} are about rows that are held out; hold out fewer.")
+            raise InputError(
+                f"All questions of {self.name} are about rows that are held out. Hold out fewer questions."
+            )
         return replace(self, samples=first), replace(self, samples=self.samples[len(self.samples) - last :])
 
 
 def load_domains(
     files: Sequence[str | Path], kinds: Sequence[str], *, n: int, k: int, split: Split | str, seed: int
 ) -> list[Domain]:
-    """Draw `n` samples of each kind: of the next file for a file's format, made up for a generator.
+    """Return a domain of `n` samples for each kind. A kind is a file format, which reads the next file, or a generator.
 
-    Raises `InputError` if files and formats do not match, or there is no such split.
+    Raises `InputError` if files and formats do not match, or if there is no such split.
     """
     wanted = [kind for kind in kinds if kind not in GENERATORS]
     if len(wanted) != len(files):
@@ -65,7 +67,7 @@ def load_domains(
     domains: list[Domain] = []
     for kind in kinds:
         if kind in GENERATORS:
-            # Drawn from other seeds for each split.
+            # Each split draws from its own seeds.
             samples = generate_samples(kind, n, k, f"{split}:{seed}")
             others = generate_samples(kind, CORPUS_PASSAGES, 1, f"corpus:{split}:{seed}")
             corpus = tuple(sample.passages[0] for sample in others)
@@ -85,11 +87,11 @@ def load_domains(
 def _other_passages(
     everything: Sequence[Sample], samples: Sequence[Sample], split: Split, seed: int
 ) -> tuple[str, ...]:
-    """Draw passages of rows that none of the samples is of, and that none of them has; rows of the other split first."""
+    """Draw passages that no sample has, from rows without a sample. Rows of the other split come first."""
     rows = {sample.row for sample in samples}
     used = {passage for sample in samples for passage in sample.passages}
     rng = random.Random(f"corpus:{seed}")  # noqa: S311 - a draw that can be repeated
-    # Drawn before leaving out, so that asking more questions of a split changes nothing.
+    # Draw before filtering, so that the draw does not depend on the number of questions from a split.
     drawn = sorted(rng.sample(everything, len(everything)), key=lambda sample: split.holds(sample.row))
     others = dict.fromkeys(text for sample in drawn if sample.row not in rows for text in sample.passages[-1:])
     return tuple(text for text in others if text not in used)[:CORPUS_PASSAGES]

@@ -1,7 +1,7 @@
-"""Questions with their passages: what adapters are trained and methods are compared on.
+"""Readers of questions with their passages, on which adapters are trained and methods are compared.
 
-Readers of the published formats of SQuAD, NaturalQuestions with oracle passages, MuSiQue and HotpotQA, and of JSON lines.
-Generators of our own are in `synthetic`. Knows texts only; tokens come later.
+They read the published formats of SQuAD, NaturalQuestions with oracle passages, MuSiQue and HotpotQA, and JSON lines.
+Generators of questions are in `synthetic`. This module handles texts only; `prompts` converts them to tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _nq(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _musique(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Read rows with `ctxs`, or of the published format with `paragraphs` of which some are supporting (those first)."""
+    """Read rows with `ctxs`, or rows of the published format with `paragraphs`. Supporting paragraphs come first."""
     for number, row in enumerate(rows):
         if "ctxs" in row:
             yield Sample(row["question"], tuple(row["answers"]), _contexts(row), number, complete=True)
@@ -56,7 +56,7 @@ def _musique(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
 def _hotpotqa(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
     for number, row in enumerate(rows):
         context, facts = row["context"], row["supporting_facts"]
-        if isinstance(context, Mapping):  # as the hub's copy has it: columns instead of pairs
+        if isinstance(context, Mapping):  # the hub's copy has columns instead of pairs
             context = list(zip(context["title"], context["sentences"], strict=True))
             facts = list(zip(facts["title"], facts["sent_id"], strict=True))
         needed = {title for title, _ in facts}
@@ -67,7 +67,7 @@ def _hotpotqa(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _jsonl(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Read rows of `question`, `passages`, and optionally `answers` or `answer`."""
+    """Read rows with `question`, `passages`, and optionally `answers` or `answer`."""
     for number, row in enumerate(rows):
         answers = row.get("answers", [row["answer"]] if "answer" in row else [])
         yield Sample(row["question"], _texts(answers), _texts(row["passages"]), number)
@@ -83,7 +83,7 @@ FORMATS: Mapping[str, Callable[[Any], Iterator[Sample]]] = {
 
 
 def _squad_rows(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Put rows of the hub's SQuAD (one per question) together as the published file has them."""
+    """Group the rows of the hub's SQuAD (one per question) by paragraph, as in the published file."""
     paragraphs: dict[str, list[Any]] = {}
     for row in rows:
         answers = [{"text": text} for text in row["answers"]["text"]]
@@ -92,7 +92,7 @@ def _squad_rows(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _from_hub(name: str, kind: str) -> Any:
-    """Read `hf:DATASET[:CONFIGURATION]:SPLIT` with the library of Hugging Face."""
+    """Read `hf:DATASET[:CONFIGURATION]:SPLIT` with the `datasets` library of Hugging Face."""
     datasets = require("datasets", extra="hub", purpose=f"Reading {name}")
     dataset, *configuration = name.removeprefix(HUB).split(":")
     split = configuration.pop() if configuration else ""
@@ -111,12 +111,12 @@ def _parse(path: Path) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        # Not splitlines(), which also cuts at characters that may stand in a JSON text.
+        # splitlines() would also split at characters that may occur within a JSON text.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def _check(sample: Sample, path: str | Path) -> None:
-    """Raise `InputError` naming the row unless all parts are texts with something in them."""
+    """Raise `InputError` with the number of the row unless all parts are texts that are not empty."""
     parts = {"question": (sample.question,), "answers": sample.answers, "passages": sample.passages}
     for name, texts in parts.items():
         if not all(isinstance(text, str) and text.strip() for text in texts):
@@ -128,15 +128,15 @@ def _check(sample: Sample, path: str | Path) -> None:
 
 
 def _texts(value: Any) -> tuple[Any, ...]:
-    """A list of texts as it is; one text alone as a list of one."""
+    """Return the texts as a tuple. A single text becomes a tuple of one."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def load_samples(path: str | Path, kind: str, split: Split = Split.ALL) -> list[Sample]:
-    """Read the samples of a file, JSON or JSON lines, gzipped or not, or of a data set of the Hugging Face hub.
+    """Read samples from a file (JSON or JSON lines, gzipped or not) or from a data set of the Hugging Face hub.
 
     path: a file, or `hf:DATASET:SPLIT`, or `hf:DATASET:CONFIGURATION:SPLIT`. kind: one of `FORMATS`.
-    Raises `InputError` for an unknown format, a file that cannot be read or is of another format, or a row without
+    Raises `InputError` for an unknown format, a file that cannot be read or has another format, or a row without
     question or passages.
     """
     if kind not in FORMATS:

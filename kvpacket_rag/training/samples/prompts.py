@@ -1,4 +1,4 @@
-"""Samples as token ids: each passage cut to one chunk, chunks shuffled, the prompt around them."""
+"""Samples as token ids. Each passage is cut to one chunk, and the prompt is built around the shuffled chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Question", "Questions"]
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of a prompt, cut at the places of its chunks."""
+    """Token ids of a prompt, divided into prefix, chunks and tail."""
 
     prefix: tuple[int, ...]
     chunks: tuple[tuple[int, ...], ...]
@@ -31,20 +31,20 @@ class Question:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All tokens, as a full prefill reads them."""
+        """All token ids, in the order in which a full prefill computes them."""
         return (*self.prefix, *(token for chunk in self.chunks for token in chunk), *self.tail)
 
     @property
     def length(self) -> int:
-        """All tokens."""
+        """Number of all tokens."""
         return len(self.prefix) + sum(map(len, self.chunks)) + len(self.tail)
 
 
 class Questions:
-    """Turns samples into prompts of one model."""
+    """Turns samples into prompts for one model."""
 
     def __init__(self, model: Engine, chunk_tokens: int) -> None:
-        """chunk_tokens: most tokens of a chunk, its separator included."""
+        """chunk_tokens: the maximum number of tokens in a chunk, including its separator."""
         self._model = model
         room = chunk_tokens - len(model.text.separator)
         if room < 1:
@@ -52,14 +52,14 @@ class Questions:
         self._splitter = Splitter(model, room)
 
     def chunk(self, passage: str, answers: Sequence[str]) -> tuple[int, ...]:
-        """Token ids of the longest piece of a passage that holds an answer, else of the longest of its first two.
+        """Return the token ids of the longest piece of a passage that contains an answer.
 
-        The first may be a title.
+        If no piece contains an answer, the longer of the first two pieces is used, because the first may be a title.
         """
         return self._piece(passage, answers).token_ids
 
     def cut(self, passage: str) -> str:
-        """Text of the longest of a passage's first two pieces."""
+        """Return the text of the longer of a passage's first two pieces."""
         return self._piece(passage, ()).text
 
     def _piece(self, passage: str, answers: Sequence[str]) -> Chunk:
@@ -68,7 +68,10 @@ class Questions:
         return max(holding or pieces[:2], key=lambda piece: len(piece.token_ids))
 
     def make(self, sample: Sample, k: int, seed: str) -> Question:
-        """Choose `k` of the sample's passages, gold first, then those with an answer, and put them in random order."""
+        """Build a prompt from `k` of the sample's passages in random order.
+
+        Gold passages are chosen first, then passages that contain an answer.
+        """
 
         def rank(number: int) -> int:
             return 0 if number < sample.gold else 1 if contains(sample.passages[number], sample.answers) else 2

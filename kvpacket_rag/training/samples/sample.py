@@ -1,4 +1,4 @@
-"""A question with its passages and known answers; splits, draws and distractors."""
+"""Samples: questions with their passages and known answers. Also splits, random draws and distractors."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ __all__ = ["Sample", "Split", "contains", "take", "with_distractors", "words"]
 
 
 HELD_OUT_EVERY = 3
-"""One row in three is held out; see `Split`."""
+"""One row in three is held out. See `Split`."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A question, the passages that belong to it, and answers that count as right."""
+    """A question, the passages that belong to it, and the answers that count as correct."""
 
     question: str
     answers: tuple[str, ...]
-    """Empty where none is known."""
+    """Empty if no answer is known."""
     passages: tuple[str, ...]
     """The passages given with the question; `with_distractors` adds others."""
     row: int
-    """Number of the row (for SQuAD: of the paragraph) in its file; splits go by it."""
+    """Number of the row (for SQuAD: of the paragraph) in its file. It decides to which split the sample belongs."""
     gold: int = 0
-    """How many of the passages, from the first, are known to be needed for the answer; 0 if that is not known."""
+    """How many passages, counted from the first, are known to be needed for the answer; 0 if that is not known."""
     complete: bool = False
-    """Whether the passages are all there should be, so that no distractors are added (generated profiles, for one)."""
+    """Whether the passages are complete, so that no distractors are added. This is the case for generated profiles."""
 
 
 class Split(StrEnum):
-    """Which rows of a file. A row is never in both halves."""
+    """The rows of a file to use. A row is never in both the train and the test split."""
 
     TRAIN = "train"
-    """Two rows of three."""
+    """Two of every three rows."""
     TEST = "test"
     """Every third row."""
     ALL = "all"
 
     def holds(self, row: int) -> bool:
-        """Whether row number `row` belongs to the split."""
+        """Return whether row number `row` belongs to the split."""
         held_out = row % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         return self is Split.ALL or held_out == (self is Split.TEST)
 
 
 def take(samples: Sequence[Sample], n: int, seed: int) -> list[Sample]:
-    """Choose `n` samples at random, from as many rows as possible; fewer if there are not as many."""
+    """Draw `n` samples at random, from as many rows as possible. Return fewer if there are fewer samples."""
     rng = random.Random(seed)  # noqa: S311 - a draw that can be repeated
     by_row: dict[int, list[Sample]] = {}
     for sample in rng.sample(samples, len(samples)):
@@ -63,7 +63,7 @@ def take(samples: Sequence[Sample], n: int, seed: int) -> list[Sample]:
 
 
 def with_distractors(samples: Sequence[Sample], pool: Sequence[Sample], k: int, seed: int) -> list[Sample]:
-    """Give each sample at least `k` passages: its own first, then passages of other rows of `pool`."""
+    """Fill each sample up to at least `k` passages: first its own, then passages from other rows of `pool`."""
     passages = sorted({(sample.row, passage) for sample in pool for passage in sample.passages})
     filled = []
     for number, sample in enumerate(samples):
@@ -80,13 +80,16 @@ def with_distractors(samples: Sequence[Sample], pool: Sequence[Sample], k: int, 
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text as SQuAD compares them: lower case, no punctuation, no articles; a hyphen parts words."""
+    """Return the words of a text as SQuAD compares them: in lower case, without punctuation and articles.
+
+    Unlike in SQuAD, a hyphen separates words.
+    """
     text = "".join(" " if c in "-–—" else c for c in text.lower())
     text = "".join(c for c in text if c not in string.punctuation and c not in "“”‘’")
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """1 if one of the answers stands in the text as whole words, else 0."""
+    """Return 1 if the text contains one of the answers as whole words, else 0."""
     found = f" {' '.join(words(text))} "
     return float(any(f" {' '.join(words(answer))} " in found for answer in answers if words(answer)))

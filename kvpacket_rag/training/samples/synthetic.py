@@ -1,6 +1,6 @@
-"""Questions made up from seeds: short biographies of people who do not exist, and a fact hidden in filler text.
+"""Synthetic questions, generated from seeds: short biographies of fictional people, and a fact hidden in filler text.
 
-No model can know the answers, so what is answered right was read in the context.
+No model can know the answers, so a correct answer comes from the context.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def _rng(kind: str, seed: int | str, number: int) -> random.Random:
 
 
 def biography(number: int, k: int, seed: int | str) -> Sample:
-    """Make `k` profiles of fictional people and ask for one fact of the first."""
+    """Generate `k` profiles of fictional people, and a question about one fact of the first."""
     rng = _rng("biography", seed, number)
     if k > len(_FIRST) * len(_LAST):
-        raise InputError(f"There are names for {len(_FIRST) * len(_LAST)} profiles; {k} were asked for.")
+        raise InputError(f"There are names for {len(_FIRST) * len(_LAST)} profiles, but {k} were requested.")
     names = rng.sample([f"{first} {last}" for first in _FIRST for last in _LAST], k)
     people: list[dict[str, str]] = [
         {
@@ -111,7 +111,7 @@ _FILLER = (
 
 
 def needle(number: int, k: int, seed: int | str, sentences: int = 10) -> Sample:
-    """Make `k` passages of filler sentences; one sentence of the first, at any depth, holds the number asked for."""
+    """Generate `k` passages of filler sentences. The first contains, at any depth, the sentence with the answer."""
     rng = _rng("needle", seed, number)
 
     def filler() -> str:
@@ -129,7 +129,7 @@ GENERATORS: Mapping[str, Callable[[int, int, int | str], Sample]] = {"biography"
 
 
 def generate_samples(kind: str, n: int, k: int, seed: int | str) -> list[Sample]:
-    """Make `n` samples of `k` passages; equal seeds give equal samples."""
+    """Generate `n` samples of `k` passages. Equal seeds give equal samples."""
     if kind not in GENERATORS:
-        raise InputError(f"There is no generator {kind!r}; there are {', '.join(GENERATORS)}.")
+        raise InputError(f"There is no generator {kind!r}. Choose from {', '.join(GENERATORS)}.")
     return [GENERATORS[kind](number, k, seed) for number in range(n)]

@@ -1,4 +1,4 @@
-"""Questions about documents, written by the model itself, so that a corpus alone is enough to train on."""
+"""Questions about documents that the model itself writes, so that training needs no data besides a corpus."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STYLE = PromptStyle(
     closing="Write one question that the text above answers. Give the question only.\n",
 )
 TOPICS = ("a name", "a number", "a place", "a reason", "a time", "how something is done", "what something is", "a rule")
-"""What questions should be about, in turns, so that they are not all alike."""
+"""What questions should be about. The topics take turns, so that the questions differ."""
 
 
 def write_question(model: Engine, chunk: Sequence[int], topic: str, seed: int) -> str:
-    """Let the model write a question of one line about a chunk of token ids; empty if it wrote none."""
+    """Let the model write a one-line question about a chunk of token ids. The text is empty if it wrote none."""
     prompt = model.text.prompt(f"It should ask about {topic}.", style=STYLE)
     config = GenerationConfig(max_new_tokens=40, temperature=0.7, top_p=0.9, seed=seed, stop=("\n\n",))
     context, logits = prefill(model, prompt.prefix, [chunk], prompt.tail, room=config.max_new_tokens)
@@ -44,10 +44,10 @@ def write_samples(
     file: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sample]:
-    """Write up to `n` questions about chunks of a store, each with the `k` chunks a search for it finds.
+    """Let the model write up to `n` questions about chunks of a store, each with the `k` chunks that a search finds.
 
-    The chunk asked about is among them. Chunks are drawn at random, each as often as any other; a sample's row is
-    its chunk's number. Questions are kept in `file` as JSON lines and not written again.
+    The chunk that it is about is always among them. Chunks are drawn at random, each as often as any other.
+    A sample's row is the number of its chunk. Questions are stored in `file` as JSON lines and are not written again.
     Raises `InputError` for an empty store, and if the model wrote no question at all.
     """
     chunks = store.chunks()

@@ -1,1 +1,1 @@
-"""Recorded changes of the tables, applied when a store is opened."""
+"""Migrations of the tables. They run when a store is opened."""

@@ -1,4 +1,4 @@
-"""Entry point of Alembic: runs the recorded changes on the connection that `database.Database` hands over."""
+"""Entry point of Alembic. It runs the migrations on the connection that `database.Database` passes."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""When a packet was last used, so that a store with a limit knows which can go.
+"""Add the last use of a packet, so that a store with a limit can evict the least recently used packets.
 
 Revision ID: 0002
 """
@@ -11,7 +11,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Packets made before count as used when they were made."""
+    """Add the column. Existing packets count as last used when they were created."""
     with op.batch_alter_table("packets") as table:
         table.add_column(sa.Column("used", sa.Float, nullable=False, server_default="0"))
     op.execute("update packets set used = created")

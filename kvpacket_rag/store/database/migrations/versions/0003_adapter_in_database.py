@@ -1,4 +1,4 @@
-"""The adapter of a store, in its database instead of a file beside it.
+"""Move the adapter of a store from a file into the database.
 
 Revision ID: 0003
 """
@@ -14,7 +14,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Take the file over; it stays where it is and is not read any more."""
+    """Copy the file into the database. The file stays where it is, but is no longer read."""
     connection = op.get_bind()
     database = connection.engine.url.database
     if connection.dialect.name != "sqlite" or not database:

@@ -1,1 +1,1 @@
-"""One file per change, oldest first."""
+"""The migrations, one file each, oldest first."""
