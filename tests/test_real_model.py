@@ -271,7 +271,7 @@ def test_the_server_runs_in_a_process_of_its_own_and_stops_when_it_is_told(tmp_p
             answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120).json()
             assert "plum cake" in answer["choices"][0]["message"]["content"]
             taken = run("serve", tmp_path / "kb", "--port", address.rsplit(":", 1)[1], code=1)
-            assert "Nothing can listen on 127.0.0.1:" in taken
+            assert "The server cannot listen on 127.0.0.1:" in taken
         finally:
             server.terminate()
         assert "Traceback" not in server.stderr.read()
@@ -370,7 +370,7 @@ def test_times_are_measured_on_the_command_line(tmp_path, run):
         json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["about"]["model"] == "smollm2-135m-instruct"
     )
     assert (tmp_path / "report.png").stat().st_size > 10_000
-    assert "--lengths must be numbers with commas" in run("bench", "decode", "--lengths", "many", code=1)
+    assert "--lengths must be numbers separated by commas" in run("bench", "decode", "--lengths", "many", code=1)
     assert "--shape must be one of" in run("bench", "build", "--shape", "huge", code=1)
     assert "cannot be used here" in run("bench", "ttft", "--shape", "llama-3.1-8b", "--device", "cuda:77", code=1)
 

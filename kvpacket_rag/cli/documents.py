@@ -25,6 +25,11 @@ AnchorName = Annotated[
 ]
 
 
+BothPlaces = Annotated[
+    bool, typer.Option("--both-places", help="Also build packets for the first place in a context: twice the bytes.")
+]
+
+
 def add(
     kb: KB,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.", show_default=False)],
@@ -43,10 +48,7 @@ def add(
     anchor: AnchorName = None,
     storage: StorageName = None,
     blobs: Blobs = None,
-    both_places: Annotated[
-        bool,
-        typer.Option("--both-places", help="Also build packets for the first place in a context: twice the bytes."),
-    ] = False,
+    both_places: BothPlaces = False,
 ) -> None:
     """Add new and changed documents (.txt .md .html .pdf .docx .json .jsonl). A missing knowledge base is created."""
     from kvpacket_rag.corpus.readers import find_files

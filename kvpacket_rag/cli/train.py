@@ -73,6 +73,15 @@ Initial = Annotated[
 ]
 
 
+Unbalanced = Annotated[
+    bool,
+    typer.Option(
+        "--unbalanced",
+        help="Weight all questions equally; otherwise kinds with low initial divergence weigh more, so that all gain alike.",
+    ),
+]
+
+
 def train(
     kb: OwnKB = None,
     data: Data = None,
@@ -98,13 +107,7 @@ def train(
         float, typer.Option(help="Maximum, as a share of the spread of the model's embeddings.")
     ] = 0.045,
     tail_weight: Annotated[float, typer.Option(help="Loss weight of the question's tokens.")] = 0.1,
-    unbalanced: Annotated[
-        bool,
-        typer.Option(
-            "--unbalanced",
-            help="Weight all questions equally; otherwise kinds with low initial divergence weigh more, so that all gain alike.",
-        ),
-    ] = False,
+    unbalanced: Unbalanced = False,
     seed: Annotated[int, typer.Option(help="Seed for questions, distractors and orders.")] = 0,
 ) -> None:
     """Train an adapter, so that the model answers from packets as it does from the whole text. No labels are needed.
