@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.retrieval.embedder import embed_question as embed_question
     from kvpacket_rag.retrieval.embedder import unit_vectors as unit_vectors
     from kvpacket_rag.retrieval.filters import Filter as Filter
+    from kvpacket_rag.retrieval.filters import matches as matches
     from kvpacket_rag.retrieval.search import Hit as Hit
     from kvpacket_rag.serve.metrics import Metrics as Metrics
     from kvpacket_rag.store.bundles.importer import import_bundle as import_bundle
@@ -89,6 +90,7 @@ _HOMES = {
     "check_own": "answering.external_documents",
     "embed_question": "retrieval.embedder",
     "import_bundle": "store.bundles.importer",
+    "matches": "retrieval.filters",
     "progress_bar": "display.progress",
     "splice": "answering.conversation",
     "steps_in_thread": "answering.async_steps",
@@ -131,6 +133,7 @@ __all__ = [
     "check_own",
     "embed_question",
     "import_bundle",
+    "matches",
     "progress_bar",
     "splice",
     "steps_in_thread",

@@ -8,11 +8,11 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelLike
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, format_document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableBindingBase
 
 from kvpacket_rag import SEPARATOR, PromptStyle, splice
@@ -22,6 +22,8 @@ from langchain_kvpacket.messages import document_block, document_blocks
 __all__ = ["create_kvpacket_documents_chain", "create_kvpacket_retrieval_chain", "default_prompt"]
 
 CONTEXT = "context"
+NOTHING_FOUND = "No document fits the question."
+"""Default answer without documents."""
 
 
 def default_prompt() -> ChatPromptTemplate:
@@ -40,6 +42,7 @@ def create_kvpacket_documents_chain(
     llm: LanguageModelLike, prompt: BasePromptTemplate[Any] | None = None, *,
     output_parser: BaseOutputParser[Any] | None = None, document_prompt: BasePromptTemplate[str] | None = None,
     document_separator: str = SEPARATOR, document_variable_name: str = CONTEXT, best_last: bool = False,
+    nothing_found: str | None = NOTHING_FOUND,
 ) -> Runnable[dict[str, Any], Any]:  # fmt: skip
     """Build a chain that puts documents into a prompt, each from its packet.
 
@@ -47,7 +50,8 @@ def create_kvpacket_documents_chain(
     `output_parser`.
     prompt: any prompt with the variable `context`, or with `document_variable_name`. document_prompt: the format of a
     document, with `page_content` and metadata as variables. best_last: place documents in reverse order, so that the
-    best is next to the question, where small models use it best. Raises `InputError` if the prompt has no variable for
+    best is next to the question, where small models use it best. nothing_found: the answer if there are no documents;
+    the model is not asked then. None asks it all the same. Raises `InputError` if the prompt has no variable for
     the documents.
     """
     prompt = prompt or default_prompt()
@@ -75,7 +79,14 @@ def create_kvpacket_documents_chain(
         return [_fill(message, mark, blocks) for message in prompt.invoke(values).to_messages()]
 
     named = RunnableLambda(messages).with_config(run_name="format_packets")
-    return (named | llm | (output_parser or StrOutputParser())).with_config(run_name="kvpacket_documents_chain")
+    parser: BaseOutputParser[Any] = output_parser or StrOutputParser()
+    chain: Runnable[dict[str, Any], Any] = named | llm | parser
+    if nothing_found is not None:
+        said: Runnable[Any, Any] = (
+            RunnableLambda(lambda _: AIMessage(nothing_found)).with_config(run_name="nothing_found") | parser
+        )
+        chain = RunnableBranch((lambda inputs: not inputs[document_variable_name], said), chain)
+    return chain.with_config(run_name="kvpacket_documents_chain")
 
 
 def _written(document: Document, document_prompt: BasePromptTemplate[str] | None) -> list[dict[str, Any]]:

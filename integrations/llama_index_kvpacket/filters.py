@@ -1,72 +1,50 @@
-"""Evaluate LlamaIndex's metadata filters on metadata."""
+"""Translate LlamaIndex's metadata filters into the filter language of the store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from llama_index.core.vector_stores.types import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 
-__all__ = ["passes"]
+__all__ = ["translated"]
 
-Metadata = Mapping[str, Any]
-
-
-def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Return a comparison that is false, instead of raising an error, for values that cannot be ordered."""
-
-    def holds(value: Any, wanted: Any) -> bool:
-        try:
-            return compare(value, wanted)
-        except TypeError:
-            return False
-
-    return holds
-
-
-def _many(value: Any) -> list[Any]:
-    """Return a value as a list. Text and numbers become lists of one item."""
-    return list(value) if isinstance(value, list | tuple | set) else [value]
-
-
-TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
-    FilterOperator.EQ: lambda value, wanted: value == wanted,
-    FilterOperator.GT: _ordered(lambda value, wanted: value > wanted),
-    FilterOperator.LT: _ordered(lambda value, wanted: value < wanted),
-    FilterOperator.GTE: _ordered(lambda value, wanted: value >= wanted),
-    FilterOperator.LTE: _ordered(lambda value, wanted: value <= wanted),
-    FilterOperator.IN: lambda value, wanted: value in _many(wanted),
-    FilterOperator.ANY: lambda value, wanted: any(item in _many(value) for item in _many(wanted)),
-    FilterOperator.ALL: lambda value, wanted: all(item in _many(value) for item in _many(wanted)),
-    FilterOperator.TEXT_MATCH: lambda value, wanted: str(wanted) in str(value),
-    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda value, wanted: str(wanted).casefold() in str(value).casefold(),
-    FilterOperator.CONTAINS: lambda value, wanted: isinstance(value, list | tuple) and wanted in value,
+OPERATORS: dict[FilterOperator, str] = {
+    FilterOperator.EQ: "$eq",
+    FilterOperator.NE: "$ne",
+    FilterOperator.GT: "$gt",
+    FilterOperator.GTE: "$gte",
+    FilterOperator.LT: "$lt",
+    FilterOperator.LTE: "$lte",
+    FilterOperator.IN: "$in",
+    FilterOperator.NIN: "$nin",
+    FilterOperator.ANY: "$any",
+    FilterOperator.ALL: "$all",
+    FilterOperator.CONTAINS: "$contains",
+    FilterOperator.TEXT_MATCH: "$contains",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "$icontains",
 }
-"""Tests for values that are present. A missing value passes only the operators NE, NIN and IS_EMPTY."""
+TAKE_LISTS = ("$in", "$nin", "$any", "$all")
 
 
-def _one(condition: MetadataFilter, metadata: Metadata) -> bool:
-    value = metadata.get(condition.key)
-    operator = condition.operator
-    if operator is FilterOperator.IS_EMPTY:
-        return value is None or value in ("", [], {})
-    if operator is FilterOperator.NE:
-        return bool(value != condition.value)
-    if operator is FilterOperator.NIN:
-        return value not in _many(condition.value)
-    return value is not None and TESTS[operator](value, condition.value)
-
-
-def passes(filters: MetadataFilters, metadata: Metadata) -> bool:
-    """Return whether metadata passes all, any or none of the filters. Filters may be nested."""
-    found = (
-        passes(item, metadata) if isinstance(item, MetadataFilters) else _one(item, metadata)
-        for item in filters.filters
-    )
-    if not filters.filters:
-        return True
+def translated(filters: MetadataFilters) -> dict[str, Any]:
+    """Return the filters as conditions of `kvpacket_rag.Filter`: all, any or none of them hold. Filters may be nested."""
+    parts = [translated(item) if isinstance(item, MetadataFilters) else _one(item) for item in filters.filters]
+    if not parts:
+        return {}
     if filters.condition is FilterCondition.OR:
-        return any(found)
+        return {"$or": parts}
     if filters.condition is FilterCondition.NOT:
-        return not any(found)
-    return all(found)
+        return {"$not": {"$or": parts}}
+    return {"$and": parts}
+
+
+def _one(condition: MetadataFilter) -> dict[str, Any]:
+    key = condition.key
+    value: Any = condition.value
+    if condition.operator is FilterOperator.IS_EMPTY:
+        empty: tuple[Any, ...] = ("", [], {})
+        return {"$or": [{key: {"$exists": False}}, *({key: {"$eq": one}} for one in empty)]}
+    operator = OPERATORS[condition.operator]
+    if operator in TAKE_LISTS and not isinstance(value, list | tuple | set):
+        value = [value]
+    return {key: {operator: value}}

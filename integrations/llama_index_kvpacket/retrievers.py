@@ -13,7 +13,7 @@ from llama_index.core.vector_stores.types import MetadataFilters
 import kvpacket_rag
 from kvpacket_rag import DocumentStore, Filter
 from kvpacket_rag.errors import InputError
-from llama_index_kvpacket.filters import passes
+from llama_index_kvpacket.filters import translated
 from llama_index_kvpacket.nodes import content, with_score
 
 __all__ = ["KVPacketRetriever"]
@@ -44,8 +44,7 @@ class KVPacketRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         if self.base_retriever is not None:
             return self._with_packets(self.base_retriever.retrieve(query_bundle))
-        filters = self.filters
-        filter: Filter | None = None if filters is None else lambda metadata: passes(filters, metadata)
+        filter: Filter | None = None if self.filters is None else translated(self.filters)
         if query_bundle.embedding is not None:
             vector = kvpacket_rag.unit_vectors(query_bundle.embedding)
             hits = self.store.nearest(vector, self.similarity_top_k, filter=filter)

@@ -23,9 +23,9 @@ from llama_index.core.vector_stores.types import (
 from pydantic import PrivateAttr
 
 import kvpacket_rag
-from kvpacket_rag import DocumentStore, Hit, PacketModel
+from kvpacket_rag import DocumentStore, Filter, Hit, PacketModel
 from kvpacket_rag.errors import DamagedError, InputError, NotFoundError
-from llama_index_kvpacket.filters import passes
+from llama_index_kvpacket.filters import translated
 from llama_index_kvpacket.nodes import NODES, content, to_document, to_node
 
 __all__ = ["KVPacketVectorStore"]
@@ -91,7 +91,7 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         """Delete the nodes that match the ids and the filters. Raises `InputError` if neither is given."""
         if node_ids is None and filters is None:
             raise InputError("Give node ids or filters; clear() deletes everything.")
-        self._remove(lambda metadata: filters is None or passes(filters, metadata), node_ids)
+        self._remove(_test(filters), node_ids)
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **kwargs: Any
@@ -119,7 +119,8 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         """Return the nodes that match ids and filters, or all nodes if neither is given. Unknown ids are left out."""
         ids = [document.id for document in self._store.documents()] if node_ids is None else node_ids
         hits = [hit for hit in self._store.of_documents(ids) if hit.source == NODES]
-        return [to_node(hit) for hit in hits if filters is None or passes(filters, hit.metadata)]
+        passes = _test(filters)
+        return [to_node(hit) for hit in hits if passes(hit.metadata)]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
@@ -157,21 +158,18 @@ class KVPacketVectorStore(BasePydanticVectorStore):
         """Find nodes in a thread, as `query` does."""
         return await asyncio.to_thread(self.query, query, **kwargs)
 
-    def _among(self, query: VectorStoreQuery) -> Callable[[Mapping[str, Any]], bool] | None:
-        """Return a function of the metadata that selects the nodes a query may return, or None for all nodes."""
+    def _among(self, query: VectorStoreQuery) -> Filter | None:
+        """Return the filter that selects the nodes a query may return, or None for all nodes."""
         # LlamaIndex passes empty lists to mean no restriction.
-        filters, documents, ids = query.filters, query.doc_ids or None, set(query.node_ids or ()) or None
-        if filters is None and documents is None and ids is None:
-            return None
-
-        def chosen(metadata: Mapping[str, Any]) -> bool:
-            if documents is not None and metadata.get("ref_doc_id") not in documents:
-                return False
-            if ids is not None and _node_id(metadata) not in ids:
-                return False
-            return filters is None or passes(filters, metadata)
-
-        return chosen
+        documents, ids = query.doc_ids or None, set(query.node_ids or ()) or None
+        parts = [] if query.filters is None else [translated(query.filters)]
+        if documents is not None:
+            parts.append({"ref_doc_id": {"$in": documents}})
+        if ids is None:
+            return {"$and": parts} if parts else None
+        return lambda metadata: (
+            _node_id(metadata) in ids and all(kvpacket_rag.matches(part, metadata) for part in parts)
+        )
 
     # -- folders --------------------------------------------------------------------------------------------
 
@@ -228,3 +226,9 @@ def _result(hits: Sequence[Hit]) -> VectorStoreQueryResult:
     return VectorStoreQueryResult(
         nodes=nodes, similarities=[hit.score for hit in hits], ids=[node.node_id for node in nodes]
     )
+
+
+def _test(filters: MetadataFilters | None) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a test of metadata; without filters, all pass."""
+    filter = {} if filters is None else translated(filters)
+    return lambda metadata: kvpacket_rag.matches(filter, metadata)

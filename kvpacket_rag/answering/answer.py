@@ -116,11 +116,17 @@ class Answer:
     method: Method = "packet"
     """Whether the answer was made from packets or with a full prefill."""
 
+    @property
+    def found(self) -> bool:
+        """Whether a search found any chunk. If not, the text was not generated: see `RAG.nothing_found`."""
+        return bool(self.sources or self.usage.dropped)
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
         return {
             "answer": self.text,
             "method": self.method,
+            "found": self.found,
             "sources": [
                 {
                     "document": hit.chunk.document,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -16,11 +16,16 @@ from kvpacket_rag.answering.running_answer import RunningAnswer, begin, report, 
 from kvpacket_rag.engine.assembly import Method, Need, Segment, fit
 from kvpacket_rag.engine.chat import PromptStyle
 from kvpacket_rag.errors import InputError, NotFoundError, check_kind
+from kvpacket_rag.events import Answered
 from kvpacket_rag.retrieval.filters import Filter
 from kvpacket_rag.retrieval.search import Hit
 from kvpacket_rag.store.document_store import DocumentStore
 
 __all__ = ["RAG"]
+
+
+NOTHING_FOUND = "No document fits the question's filter."
+"""Default answer if no chunk is found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +39,10 @@ class RAG:
     """Place the best-ranked chunk last, next to the question, where small models use it best. Else it is first."""
     style: PromptStyle = field(default_factory=PromptStyle)
     config: GenerationConfig = field(default_factory=GenerationConfig)
+    nothing_found: str | None = NOTHING_FOUND
+    """Answer if no chunk passes the filter and `min_score`. The model is not asked then. None raises `NotFoundError`."""
+    min_score: float | None = None
+    """Lowest score of a chunk in the context, a cosine similarity from -1 to 1. None takes the k nearest, however far."""
 
     def __post_init__(self) -> None:
         check_kind(self.store, DocumentStore, "The store of a RAG", "Open one with DocumentStore.open(...).")
@@ -48,6 +57,7 @@ class RAG:
 
         method: "packet" takes the states of the documents from packets, "full" computes the whole prompt.
         history: earlier turns, oldest first, as `{"role": ..., "content": ...}`.
+        If no chunk passes the filter and `min_score`, the answer is `nothing_found`, without sources or generated tokens.
         Raises `InputError` for an empty question or k below 1, `NotFoundError` for a store without documents, and
         `BudgetError` if the question does not fit the model's window.
         """
@@ -65,7 +75,11 @@ class RAG:
         Errors are raised by this call, before the first piece.
         """
         config = self._config(config)
-        hits, prompt = self._prepare(question, k, method, filter, history, config)
+        prepared = self._prepare(question, k, method, filter, history, config)
+        if isinstance(prepared, Answer):
+            self._report(prepared)
+            return AnswerStream(_pieces(prepared), lambda: prepared)
+        hits, prompt = prepared
         answering = begin(self.store.model, prompt, config.max_new_tokens)
         return stream(self.store.model, answering, config, lambda done: _answer(hits, done), self.store.events)
 
@@ -84,10 +98,19 @@ class RAG:
         """
         config = self._config(config)
         check_kind(questions, (list, tuple), "The questions of a batch")
-        model, bridge = self.store.model, self.store.model.adapter.bridge
         prepared = [self._prepare(question, k, "packet", filter, (), config) for question in questions]
+        asked = [one for one in prepared if not isinstance(one, Answer)]
+        for one in prepared:
+            if isinstance(one, Answer):
+                self._report(one)
+        answers = iter(self._decoded(asked, config))
+        return [one if isinstance(one, Answer) else next(answers) for one in prepared]
+
+    def _decoded(self, prepared: Sequence[tuple[list[Hit], PreparedPrompt]], config: GenerationConfig) -> list[Answer]:
+        """Compute the prompts one after another, and decode the answers together."""
         if not prepared:
             return []
+        model, bridge = self.store.model, self.store.model.adapter.bridge
         rows = [prompt for _, prompt in prepared]
         longest = max(row.length + len(bridge) for row in rows)
         cache = model.allocate(longest + config.max_new_tokens, rows=len(rows))
@@ -133,10 +156,11 @@ class RAG:
     ) -> tuple[Block, ...]:  # fmt: skip
         """Return what the model would see, split at the borders of packets. Packets that are not stored are built.
 
+        If no chunk is found, the model is not asked, and nothing is returned.
         Raises the same errors as `ask`.
         """
-        _, prompt = self._prepare(question, k, method, filter, history, self.config)
-        return blocks(self.store.model, prompt)
+        prepared = self._prepare(question, k, method, filter, history, self.config)
+        return () if isinstance(prepared, Answer) else blocks(self.store.model, prepared[1])
 
     def show_prompt(
         self, question: str, *, k: int | None = None, filter: Filter | None = None, history: Sequence[Mapping[str, str]] = (),
@@ -160,21 +184,19 @@ class RAG:
         filter: Filter | None,
         history: Sequence[Mapping[str, str]],
         config: GenerationConfig,
-    ) -> tuple[list[Hit], PreparedPrompt]:
+    ) -> tuple[list[Hit], PreparedPrompt] | Answer:
         """Search, choose the chunks that fit, and load their packets.
 
-        Return the chunks in the context, best first, and the prompt.
+        Return the chunks in the context, best first, and the prompt; or the answer, if no chunk is found.
         """
         started = time.perf_counter()
         if method not in ("packet", "full"):
             raise InputError(f"method must be 'packet' or 'full', got {method!r}.")
         model = self.store.model
         prompt = model.text.prompt(question, style=self.style, history=history)
-        hits = self.store.search(question, self.k if k is None else k, filter=filter)
-        if not hits and filter is None:
-            raise NotFoundError(
-                f"The store at {self.store.location} has no documents. Add some with `kvpacket add {self.store.location} PATH...`."
-            )
+        hits = self._search(question, self.k if k is None else k, filter)
+        if not hits:
+            return self._nothing(method, time.perf_counter() - started)
         searched = time.perf_counter()
         adapter = model.adapter
         around, soft = (
@@ -192,6 +214,31 @@ class RAG:
         return hits, PreparedPrompt(
             prompt.prefix, segments, prompt.tail, chunks, prompt.stop, method, usage, timings, started
         )
+
+    def _search(self, question: str, k: int, filter: Filter | None) -> list[Hit]:
+        hits = self.store.search(question, k, filter=filter)
+        if not hits and (filter is None or not self.store.info().documents):
+            raise NotFoundError(
+                f"The store at {self.store.location} has no documents. Add some with `kvpacket add {self.store.location} PATH...`."
+            )
+        return hits if self.min_score is None else [hit for hit in hits if hit.score >= self.min_score]
+
+    def _nothing(self, method: Method, elapsed: float) -> Answer:
+        """Return the answer to a question for which no chunk was found."""
+        if self.nothing_found is None:
+            raise NotFoundError(
+                "No document passes the filter and min_score. Change them, or set nothing_found to an answer."
+            )
+        timings = Timings(search=elapsed, first_token=elapsed, total=elapsed)
+        return Answer(self.nothing_found, (), Usage(), timings, method)
+
+    def _report(self, answer: Answer) -> None:
+        """Emit the event of an answer that no model gave."""
+        self.store.events.emit(Answered(answer.method, asdict(answer.usage), asdict(answer.timings)))
+
+
+def _pieces(answer: Answer) -> Generator[str, None, None]:
+    yield answer.text
 
 
 def _answer(hits: Sequence[Hit], answering: RunningAnswer) -> Answer:

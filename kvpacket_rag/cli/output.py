@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvpacket_rag.answering.answer import Answer
     from kvpacket_rag.store.integrity import VerifyReport
 
-__all__ = ["make_folder", "parse_bytes", "print_answer", "print_json", "print_verification"]
+__all__ = ["make_folder", "parse_bytes", "parse_filter", "print_answer", "print_json", "print_verification"]
 
 
 def print_json(value: Any) -> None:
@@ -43,6 +43,18 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].upper() not in UNITS:
         raise InputError(f"A size must be like 500MB, 20GB or 1.5GiB; got {text!r}.")
     return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def parse_filter(text: str) -> dict[str, Any]:
+    """Read a metadata filter from JSON. Raises `InputError` if it is not a JSON object with valid conditions."""
+    from kvpacket_rag.retrieval.filters import parse
+
+    try:
+        conditions = json.loads(text)
+    except ValueError as error:
+        raise InputError(f'--filter must be JSON, such as \'{{"lang": "en"}}\'; got {text!r} ({error}).') from error
+    parse(conditions)
+    return dict(conditions)
 
 
 def make_folder(folder: Path) -> None:

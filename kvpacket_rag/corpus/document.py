@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpacket_rag.corpus.metadata import json_metadata
 from kvpacket_rag.errors import InputError, check_kind, check_text
 from kvpacket_rag.packets.fingerprint import canonical
 
@@ -25,7 +25,10 @@ class Document:
     source: str = ""
     """Where the text came from: a path or address."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values for filtering and display. The model does not see them."""
+    """Values for filtering and display. The model does not see them.
+
+    Dates, numbers of other libraries, UUIDs, paths and sets are converted to JSON values.
+    """
     markdown: bool = False
     """Whether Markdown headings, lists and tables guide the splitting."""
     whole: bool = False
@@ -44,10 +47,8 @@ class Document:
             raise InputError(
                 f"Document {self.id or self.source or '(unnamed)'} has no text; expected at least one visible character."
             )
-        try:
-            json.dumps(dict(self.metadata), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"Metadata of document {self.id or '(unnamed)'} must be JSON values: {error}.") from error
+        whose = f"document {self.id or '(unnamed)'}"
+        object.__setattr__(self, "metadata", json_metadata(self.metadata, whose))
         if self.vector is not None and not self.whole:
             raise InputError(
                 f"Document {self.id!r} has a vector but is not whole. Set whole=True, or leave the vector out."

@@ -15,7 +15,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from kvpacket_rag.corpus.document import Chunk
-from kvpacket_rag.errors import check_kind
 from kvpacket_rag.retrieval.embedder import Vectors
 from kvpacket_rag.retrieval.filters import Filter
 from kvpacket_rag.retrieval.text_finder import SHORTEST, TextFinder
@@ -153,10 +152,6 @@ class Search:
 
     def nearest(self, vector: Vectors, k: int, filter: Filter | None) -> list[Hit]:
         """Find the k chunks nearest to a unit vector among those that pass the filter, best first."""
-        if filter is not None and not callable(filter):
-            check_kind(
-                filter, Mapping, "A filter", 'Give metadata such as {"lang": "en"}, or a function of the metadata.'
-            )
         index = self._index.fresh(lambda: VectorIndex(len(vector)))
         among = None if filter is None else self._rows.matching(filter)
         near = [neighbour.id for neighbour in index.search(vector, k + SPARE, among=among)]

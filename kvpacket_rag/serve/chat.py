@@ -40,7 +40,7 @@ async def _answering(
     talk, options = Conversation(wanted.messages), wanted.kvpacket
     async with gate:
         stream = await asyncio.to_thread(
-            talk.asking(rag).stream, talk.question, k=options.k, method=options.method, filter=options.filter,
+            talk.asking(rag, options).stream, talk.question, k=options.k, method=options.method, filter=options.filter,
             history=talk.history, config=config,
         )  # fmt: skip
         yield stream
@@ -87,7 +87,7 @@ def chat_routes(rag: RAG, gate: ConcurrencyLimit) -> APIRouter:
         talk, options = Conversation(wanted.messages), wanted.kvpacket
         async with gate:
             blocks = await asyncio.to_thread(
-                talk.asking(rag).prompt, talk.question, k=options.k, method=options.method, filter=options.filter, history=talk.history
+                talk.asking(rag, options).prompt, talk.question, k=options.k, method=options.method, filter=options.filter, history=talk.history
             )  # fmt: skip
         return {
             "object": "prompt",

@@ -56,7 +56,9 @@ class Options(BaseModel):
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Chunks in the context."""
     filter: dict[str, Any] | None = None
-    """Metadata that documents must have."""
+    """Conditions on metadata, as in `retrieval.filters`."""
+    min_score: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Lowest score of a chunk in the context."""
 
 
 class StreamOptions(BaseModel):
@@ -125,9 +127,11 @@ class Conversation:
         self.question = turns[-1].text
         self.history = tuple({"role": turn.role, "content": turn.text} for turn in turns[:-1])
 
-    def asking(self, rag: RAG) -> RAG:
-        """Return the RAG that answers, with the system text of this conversation if there is one."""
-        return replace(rag, style=replace(rag.style, system=self.system)) if self.system else rag
+    def asking(self, rag: RAG, options: Options) -> RAG:
+        """Return the RAG that answers, with the system text and the lowest score of this request if there are any."""
+        if self.system:
+            rag = replace(rag, style=replace(rag.style, system=self.system))
+        return rag if options.min_score is None else replace(rag, min_score=options.min_score)
 
 
 def _extension(answer: Answer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,18 @@ import numpy as np
 import sqlalchemy as sa
 
 from kvpacket_rag.corpus.document import Chunk
-from kvpacket_rag.retrieval.filters import Filter, passes
+from kvpacket_rag.retrieval.filters import Condition, Filter, comparisons, matches, parse, unlike
 from kvpacket_rag.retrieval.search import Column, Hit
 from kvpacket_rag.store.database.database import Database, parts, read_fact
+from kvpacket_rag.store.database.metadata_filters import present, to_sql, unlike_values
 from kvpacket_rag.store.database.schema import chunks, documents
 
 __all__ = ["StoredChunks"]
 
+logger = logging.getLogger(__name__)
+
+SEARCHED = sa.exists().where(chunks.c.document_id == documents.c.id, sa.func.length(chunks.c.vector) > 0)
+"""Whether searches find a document."""
 CHUNK_COLUMNS = [column for column in chunks.c if column.name != "vector"]
 DOCUMENT_COLUMNS = [
     documents.c.name.label("document"), documents.c.title, documents.c.source, documents.c.metadata
@@ -52,6 +58,7 @@ class StoredChunks:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known_keys: set[str] = set()
 
     @contextmanager
     def snapshot(self) -> Iterator[_Snapshot]:
@@ -78,15 +85,36 @@ class StoredChunks:
     def matching(self, filter: Filter) -> list[int]:
         """Return the row ids of the chunks of documents that pass a filter.
 
-        Documents without a vector, which searches do not find, are never passed to the filter.
+        The database runs the filter where it can do so with the same result. Documents without a vector, which searches
+        do not find, are never passed to the filter.
+        Raises `InputError` if the filter is malformed, or compares values of different kinds.
         """
-        searched = sa.select(chunks.c.id, chunks.c.document_id).where(sa.func.length(chunks.c.vector) > 0)
+        condition = None if callable(filter) else parse(filter)
+        where = None if condition is None else to_sql(condition, self._database.dialect)
         with self._database.reading() as connection:
-            pairs = connection.execute(searched).fetchall()
-            with_vectors = {document for _, document in pairs}
-            rows = connection.execute(sa.select(documents.c.id, documents.c.metadata)).fetchall()
-            wanted = {row.id for row in rows if row.id in with_vectors and passes(filter, row.metadata)}
-        return [chunk for chunk, document in pairs if document in wanted]
+            if condition is not None:
+                self._warn_of_unknown_keys(connection, condition)
+            if condition is None or where is None:
+                return _matching_in_python(connection, filter if condition is None else condition)
+            searched = sa.func.length(chunks.c.vector) > 0
+            self._check_kinds(connection, condition)
+            passing = sa.select(documents.c.id).where(where)
+            query = sa.select(chunks.c.id).where(searched, chunks.c.document_id.in_(passing))
+            return list(connection.execute(query).scalars())
+
+    def _check_kinds(self, connection: sa.Connection, condition: Condition) -> None:
+        for comparison, other_kind in unlike_values(condition, self._database.dialect):
+            found = connection.execute(sa.select(documents.c.metadata).where(other_kind, SEARCHED).limit(1)).scalar()
+            if found is not None:
+                raise unlike(comparison, found[comparison.key])
+
+    def _warn_of_unknown_keys(self, connection: sa.Connection, condition: Condition) -> None:
+        """Log a warning, once for each key, if no document has a key that a filter names: it may be a misspelling."""
+        for key in {comparison.key for comparison in comparisons(condition)} - self._known_keys:
+            self._known_keys.add(key)
+            has = present(key, self._database.dialect)
+            if has is not None and connection.execute(sa.select(documents.c.id).where(has).limit(1)).first() is None:
+                logger.warning("A filter names the metadata key %r, which no document has.", key)
 
     def by_row(self, ids: Iterable[int]) -> dict[int, Hit]:
         """Return chunks by row id, with score 0; ids that are not there are left out."""
@@ -130,3 +158,12 @@ def _hit(row: Any) -> Hit:
     token_ids = tuple(np.frombuffer(row.token_ids, dtype="<i4").tolist())
     chunk = Chunk(row.name, row.document, row.ordinal, row.start, row.stop, row.text, token_ids, row.content)
     return Hit(chunk, 0.0, row.title, row.source, row.metadata)
+
+
+def _matching_in_python(connection: sa.Connection, filter: Filter | Condition) -> list[int]:
+    searched = sa.select(chunks.c.id, chunks.c.document_id).where(sa.func.length(chunks.c.vector) > 0)
+    pairs = connection.execute(searched).fetchall()
+    with_vectors = {document for _, document in pairs}
+    rows = connection.execute(sa.select(documents.c.id, documents.c.metadata)).fetchall()
+    wanted = {row.id for row in rows if row.id in with_vectors and matches(filter, row.metadata)}
+    return [chunk for chunk, document in pairs if document in wanted]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
+from kvpacket_rag.answering.answer import Usage
 from kvpacket_rag.answering.generation import GenerationConfig
 from kvpacket_rag.answering.rag import RAG
 from kvpacket_rag.corpus.document import Document
@@ -167,10 +169,49 @@ def test_an_empty_question_and_an_empty_store_are_errors(rag, open_store):
         RAG(open_store("empty")).ask(QUESTION)
 
 
-def test_a_filter_that_nothing_passes_leaves_a_question_without_documents(rag):
-    answer = rag.ask(QUESTION, filter={"part": "nothing"})
-    assert answer.sources == ()
-    assert answer.usage.packet_tokens == 0
+def test_a_filter_that_nothing_passes_is_said_and_nothing_is_invented(rag, monkeypatch):
+    events = []
+    monkeypatch.setattr(rag.store.events, "_hooks", (events.append,))
+    monkeypatch.setattr("kvpacket_rag.answering.rag.begin", lambda *_, **__: pytest.fail("the model was asked"))
+    nothing = {"part": "nothing"}
+    answer = rag.ask(QUESTION, filter=nothing)
+    assert (answer.text, answer.sources, answer.found) == ("No document fits the question's filter.", (), False)
+    assert answer.usage == Usage()
+    assert answer.timings.total == answer.timings.first_token > 0
+    assert answer.to_json()["found"] is False
+    with rag.stream(QUESTION, filter=nothing) as stream:
+        assert list(stream) == [answer.text]
+    assert stream.answer.text == answer.text
+    assert [one.found for one in rag.ask_batch([QUESTION, QUESTION], filter=nothing)] == [False, False]
+    assert rag.compare(QUESTION, filter=nothing).same
+    assert rag.prompt(QUESTION, filter=nothing) == ()
+    assert rag.show_prompt(QUESTION, filter=nothing) == ""
+    assert [type(event).__name__ for event in events].count("Answered") == 6
+
+
+def test_what_is_said_when_nothing_is_found_can_be_set_or_be_an_error(rag):
+    assert replace(rag, nothing_found="Nichts.").ask(QUESTION, filter={"part": "nothing"}).text == "Nichts."
+    with pytest.raises(NotFoundError, match="No document passes the filter"):
+        replace(rag, nothing_found=None).ask(QUESTION, filter={"part": "nothing"})
+
+
+def test_chunks_below_the_lowest_score_are_left_out(rag):
+    scores = [hit.score for hit in rag.store.search(QUESTION, rag.k)]
+    assert len(replace(rag, min_score=scores[0]).ask(QUESTION).sources) == 1
+    assert not replace(rag, min_score=scores[0] + 0.01).ask(QUESTION).found
+    assert len(replace(rag, min_score=-1.0).ask(QUESTION).sources) == rag.k
+
+
+def test_questions_of_a_batch_that_find_nothing_leave_the_others_as_they_are(rag):
+    strict = replace(rag, min_score=rag.store.search(QUESTION, 1)[0].score)
+    first, second, third = strict.ask_batch(["Zebra?", QUESTION, "Xylophone?"])
+    assert (first.found, second.found, third.found) == (False, True, False)
+    assert second.text == strict.ask(QUESTION).text
+
+
+def test_an_empty_store_is_an_error_whatever_the_filter(open_store):
+    with pytest.raises(NotFoundError, match="has no documents"):
+        RAG(open_store("empty")).ask(QUESTION, filter={"part": "nothing"})
 
 
 def test_a_missing_packet_is_built_and_reported(rag):

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kvpacket_rag.cli.main import app
-from kvpacket_rag.errors import KVPacketError, NotFoundError, SignatureError, StoreError
+from kvpacket_rag.errors import InputError, KVPacketError, NotFoundError, SignatureError, StoreError
 from kvpacket_rag.store.document_store import DocumentStore
-from tests.conftest import HashEmbedder, handbook
+from tests.conftest import HashEmbedder, handbook, tiny_model
 from tests.support import servers
 
 
@@ -49,6 +49,29 @@ def test_commands_see_the_namespace_they_are_told(made, tmp_path, monkeypatch):
     assert json.loads(run("info", tmp_path / "kb", "--json").stdout)["documents"] == 3
     assert run("verify", tmp_path / "kb").exit_code == 0
     assert run("gc", tmp_path / "kb").exit_code == 0
+
+
+def test_questions_are_asked_with_a_filter(made, tmp_path, monkeypatch):
+    made(tmp_path / "kb")
+    monkeypatch.setattr("kvpacket_rag.store.configuration.SentenceEmbedder", lambda name: HashEmbedder())
+    monkeypatch.setattr("kvpacket_rag.store.configuration.load_engine", lambda *_, **__: tiny_model("llama"))
+
+    def ask(*options):
+        return json.loads(
+            run("ask", tmp_path / "kb", "What does it cost?", "--max-new-tokens", 3, "--json", *options).stdout
+        )
+
+    some = ask("--filter", '{"part": {"$in": ["price", "care"]}}', "--k", 9)
+    assert {source["document"] for source in some["sources"]} == {"price", "care"}
+    for options in (["--filter", '{"part": "none"}'], ["--min-score", "1"]):
+        assert (ask(*options)["answer"], ask(*options)["found"]) == ("No document fits the question's filter.", False)
+    for text, told in (
+        ("{part}", "must be JSON"),
+        ("[1]", "must be of the kind Mapping"),
+        ('{"a": {"$is": 1}}', "operator '\\$is'"),
+    ):
+        with pytest.raises(InputError, match=told):
+            run("ask", tmp_path / "kb", "What does it cost?", "--filter", text)
 
 
 def test_a_bundle_is_listed_counted_and_verified_without_a_store(made, tmp_path):

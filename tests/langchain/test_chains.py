@@ -175,6 +175,19 @@ def test_order_separator_and_document_prompt_are_those_asked_for(chat: ChatKVPac
     assert message.response_metadata["kvpacket"]["hits"] == [d.id for d in found[::-1]]
 
 
+def test_without_documents_the_chain_says_so_and_does_not_ask_the_model(chat: ChatKVPacket, store: DocumentStore):
+    seen = Seen()
+    nothing = KVPacketRetriever(store=store, filter={"part": {"$in": ["nothing"]}})
+    chain = create_kvpacket_retrieval_chain(nothing, create_kvpacket_documents_chain(chat))
+    result = chain.invoke({"input": "Why?"}, config={"callbacks": [seen]})
+    assert (result["answer"], result["context"], seen.messages) == ("No document fits the question.", [], {})
+    told = create_kvpacket_documents_chain(chat, nothing_found="Nichts.")
+    assert told.invoke({"context": [], "question": "Why?"}) == "Nichts."
+    asked = create_kvpacket_documents_chain(chat, nothing_found=None)
+    assert asked.invoke({"context": [], "question": "Why?"}, config={"callbacks": [seen]}) != "Nichts."
+    assert len(seen.messages) == 1
+
+
 def test_documents_of_no_store_are_text_and_counted(chat: ChatKVPacket):
     seen = Seen()
     chain = create_kvpacket_documents_chain(chat)

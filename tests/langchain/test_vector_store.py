@@ -49,7 +49,7 @@ def test_ids_given_beside_the_documents_win_and_their_number_is_checked(vectors:
     with pytest.raises(InputError, match="no text"):
         vectors.add_documents([Document("")])
     with pytest.raises(InputError, match="JSON"):
-        vectors.add_documents([Document("With a set in its metadata.", metadata={"a": {1, 2}})])
+        vectors.add_documents([Document("With bytes in its metadata.", metadata={"a": b"12"})])
     assert len(vectors.store.documents()) == 3
 
 

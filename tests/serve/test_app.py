@@ -81,6 +81,24 @@ def test_a_request_may_ask_for_full_prefill_for_other_chunks_and_for_documents_o
     assert [source["document"] for source in full.kvpacket["sources"]] == ["price"]
 
 
+def test_filters_have_operators_and_what_finds_nothing_is_said_without_the_model(address):
+    found = chat(address, extra_body={"kvpacket": {"k": 9, "filter": {"part": {"$in": ["price", "care"]}}}})
+    assert {source["document"] for source in found.kvpacket["sources"]} == {"price", "care"}
+    for options in ({"filter": {"part": "nothing"}}, {"min_score": 1.0}):
+        nothing = chat(address, extra_body={"kvpacket": options})
+        assert nothing.choices[0].message.content == "No document fits the question's filter."
+        assert nothing.choices[0].finish_reason == "stop"
+        assert nothing.usage.completion_tokens == 0
+        assert (nothing.kvpacket["found"], nothing.kvpacket["sources"]) == (False, [])
+        pieces = list(chat(address, stream=True, extra_body={"kvpacket": options}))
+        assert "".join(p.choices[0].delta.content or "" for p in pieces) == "No document fits the question's filter."
+        assert pieces[-1].choices[0].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match=r"no filter operator '\$foo'. The operators are"):
+        chat(address, extra_body={"kvpacket": {"filter": {"part": {"$foo": 1}}}})
+    body = {"messages": [{"role": "user", "content": QUESTION}], "kvpacket": {"filter": {"part": "nothing"}}}
+    assert httpx.post(f"{address}/v1/prompt", json=body).json()["data"] == []
+
+
 def test_earlier_turns_and_the_system_text_reach_the_model(address, rag):
     talk = [
         {"role": "system", "content": "Be brief."},

@@ -403,9 +403,9 @@ def test_a_document_without_text_is_refused(text, words):
         Document(text, id="x")
 
 
-@pytest.mark.parametrize("value", [float("nan"), object(), {1, 2}])
+@pytest.mark.parametrize("value", [float("nan"), object(), b"x"])
 def test_metadata_that_is_not_json_is_refused(value):
-    with pytest.raises(InputError, match="must be JSON values"):
+    with pytest.raises(InputError, match="which JSON cannot hold"):
         Document("x", metadata={"bad": value})
 
 

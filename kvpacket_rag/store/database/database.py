@@ -38,6 +38,8 @@ class Database:
         """
         self._backend, self.name, self.read_only = backend, backend.name, backend.read_only
         self._engine, self._closed = backend.engine(), False
+        self.dialect = self._engine.dialect.name
+        """The dialect of SQL: sqlite or postgresql."""
         # Connections are closed even without `close`: nobody closes a store that a component opened from a folder.
         self._dispose = weakref.finalize(self, self._engine.dispose)
         try:
