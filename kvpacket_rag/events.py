@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 __all__ = [
-    "AddReport", "Answered", "BuildListener", "BuildProgress", "DamageFound", "DocumentRemoved", "DocumentStored", "Event", "Events", "Hook", "PacketsBuilt", "PacketsEvicted",
+    "AddReport", "Answered", "BuildListener", "BuildProgress", "DamageFound", "DocumentRemoved", "DocumentStored", "Event", "Events", "Hook", "PacketsBuilt", "PacketsEvicted", "PacketsHealed",
     "PacketsLoaded", "Searched",
 ]  # fmt: skip
 
@@ -81,6 +81,13 @@ class DamageFound(Event):
 
     packet: str
     fault: str
+
+
+@dataclass(frozen=True)
+class PacketsHealed(Event):
+    """Damaged packets were dropped, to be rebuilt from the text of their chunks."""
+
+    packets: int
 
 
 @dataclass(frozen=True)

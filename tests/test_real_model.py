@@ -207,7 +207,7 @@ def test_the_command_from_adding_to_removing(tmp_path, notes, run, monkeypatch):
     assert "no document" in run("rm", kb, name, code=1)
     next((kb / "packets").rglob("*.safetensors")).write_bytes(b"damaged")
     assert "Damaged" in run("verify", kb, code=1)
-    assert "1 packets rebuilt" in run("verify", kb, "--repair")
+    assert "1 packet rebuilt" in run("verify", kb, "--repair")
     assert json.loads(run("verify", kb, "--json"))["clean"] is True
     assert "0 files removed" in run("gc", kb)
 

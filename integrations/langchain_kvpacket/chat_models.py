@@ -134,11 +134,12 @@ class ChatKVPacket(LanguageModelComponent, BaseChatModel):
             "finish_reason": "length" if usage.answer_tokens >= config.max_new_tokens else "stop",
             "kvpacket": {
                 "hits": [chunk.id for chunk in reply.chunks],
-                "misses": usage.missed,
+                "missed": usage.missed,
                 "packet_tokens": usage.packet_tokens,
                 "prefix_tokens": usage.prefix_tokens,
                 "computed_tokens": usage.computed_tokens,
                 "packets_built": usage.packets_built,
+                "healed": usage.healed,
                 "method": reply.method,
                 "timings": asdict(reply.timings),
             },

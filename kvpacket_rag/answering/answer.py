@@ -30,6 +30,8 @@ class Usage:
     """Tokens generated."""
     packets_built: int = 0
     """Packets that were not stored and had to be built for this question."""
+    healed: int = 0
+    """Packets that were damaged and were rebuilt from the text for this question."""
     missed: int = 0
     """Retrieved texts for which the store has no chunk. They were computed."""
     dropped: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Usage:
         """Sentences that say what made the answer slower or worse than it could have been."""
         some = (
             (self.packets_built, "packet was", "packets were", "not stored and had to be built"),
+            (self.healed, "packet was", "packets were", "damaged and had to be rebuilt from the text"),
             (
                 self.missed,
                 "retrieved text is",

@@ -152,8 +152,8 @@ class Conversation:
         missed = 0
         contents: list[tuple[str, list[str | _Place]]] = []
         for turn in turns:
-            texts, misses = self._known(turn)
-            missed += misses
+            texts, unknown = self._known(turn)
+            missed += unknown
             contents.append((turn.role, self._found(texts)))
         places = [part for _, content in contents for part in content if isinstance(part, _Place)]
         chunks = tuple(place.chunk for place in places)
@@ -164,7 +164,7 @@ class Conversation:
         searched = time.perf_counter()
         loaded = self.store.packets(chunks) if self.store is not None and method == "packet" else None
         timings = Timings(search=searched - started, load=time.perf_counter() - searched)
-        usage = Usage(packets_built=loaded.built if loaded else 0, missed=missed)
+        usage = Usage(packets_built=loaded.built if loaded else 0, healed=loaded.healed if loaded else 0, missed=missed)
         if not places:
             return PreparedPrompt((), (), prefix, (), codec.stop, method, usage, timings, started)
         *between, tail = runs

@@ -154,6 +154,8 @@ class TextStream:
         if self.stopped:
             return ""
         self._decode(final=True)
+        # What is left of a character whose last bytes never came would be shown as a replacement character.
+        self._text = self._text[: self._given] + self._text[self._given :].rstrip("\ufffd")
         return self._release(final=True)
 
     def _decode(self, *, final: bool) -> None:

@@ -209,7 +209,9 @@ class RAG:
         chunks = tuple(hit.chunk for hit in (hits[::-1] if self.best_last else hits))
         loaded = self.store.packets(chunks) if method == "packet" else None
         timings = Timings(search=searched - started, load=time.perf_counter() - searched)
-        usage = Usage(packets_built=loaded.built if loaded else 0, dropped=dropped)
+        usage = Usage(
+            packets_built=loaded.built if loaded else 0, healed=loaded.healed if loaded else 0, dropped=dropped
+        )
         segments: tuple[Segment, ...] = loaded.packets if loaded else tuple(chunk.token_ids for chunk in chunks)
         return hits, PreparedPrompt(
             prompt.prefix, segments, prompt.tail, chunks, prompt.stop, method, usage, timings, started

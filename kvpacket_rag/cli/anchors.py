@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from kvpacket_rag.cli.options import KB, open_store
-from kvpacket_rag.display.terminal import bar, out
+from kvpacket_rag.display.terminal import bar, counted, out
 
 __all__ = ["adapt", "tune"]
 
@@ -64,6 +64,8 @@ def tune(
             tokens = len(anchor_ids(store.model, candidate.anchor, candidate.texts))
             table.add_row(candidate.name, f"{kl.mean:.4f} ({kl.low:.4f}–{kl.high:.4f})", str(tokens))
         out.print(table)
-        out.print(f"Best on {report.questions} questions: {report.best.name}{' (not changed)' if dry_run else ''}.")
+        out.print(
+            f"Best on {counted(report.questions, 'question')}: {report.best.name}{' (not changed)' if dry_run else ''}."
+        )
         if report.best.texts and not dry_run:
             out.print("The settings of the knowledge base keep its passages, even after their documents are removed.")

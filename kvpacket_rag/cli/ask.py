@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvpacket_rag.cli.options import KB, AsJson, MovedModel, open_store
+from kvpacket_rag.cli.options import KB, AsJson, MovedModel, NoHeal, open_store
 from kvpacket_rag.cli.output import parse_filter, print_answer, print_json
 
 __all__ = ["ask"]
@@ -35,6 +35,7 @@ def ask(
         float | None, typer.Option(help="Lowest score of a chunk in the context, from -1 to 1.", show_default=False)
     ] = None,
     model: MovedModel = None,
+    no_heal: NoHeal = False,
     as_json: AsJson = False,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Only print what the model sees, with packets marked.")
@@ -45,7 +46,7 @@ def ask(
     from kvpacket_rag.answering.rag import RAG
 
     conditions = None if filter is None else parse_filter(filter)
-    with open_store(kb, create=False, model=model) as store:
+    with open_store(kb, create=False, model=model, heal=not no_heal) as store:
         rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens), min_score=min_score)
         if show_prompt:
             sys.stdout.write(rag.show_prompt(question, filter=conditions) + "\n")

@@ -13,7 +13,7 @@ from kvpacket_rag.cli.options import (
     Blobs,
     open_store,
 )
-from kvpacket_rag.display.terminal import bar, out
+from kvpacket_rag.display.terminal import bar, counted, out
 
 __all__ = ["export_command", "import_command"]
 
@@ -38,7 +38,7 @@ def export_command(
         )  # fmt: skip
     gone = f", {report.removed} to remove on import" if report.removed else ""
     out.print(
-        f"{report.documents} documents{gone}, {report.chunks} chunks, {report.packets} packets: "
+        f"{counted(report.documents, 'document')}{gone}, {counted(report.chunks, 'chunk')}, {counted(report.packets, 'packet')}: "
         f"{report.bytes / 1e6:,.1f} MB in {bundle}.",
         markup=False,
     )
@@ -64,6 +64,6 @@ def import_command(
             progress=lambda done, total: shown.update(task, completed=done, total=total),
         )  # fmt: skip
     out.print(
-        f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged, {report.removed} removed; {report.chunks} chunks, "
-        f"{report.packets} new packets."
+        f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged, {report.removed} removed; {counted(report.chunks, 'chunk')}, "
+        f"{counted(report.packets, 'new packet')}."
     )

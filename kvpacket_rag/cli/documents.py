@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from kvpacket_rag.cli.options import KB, AsJson, Blobs, StorageName, open_store
 from kvpacket_rag.cli.output import print_json
-from kvpacket_rag.display.terminal import bar, err, out
+from kvpacket_rag.display.terminal import bar, counted, err, out
 
 __all__ = ["add", "ls", "rm"]
 
@@ -82,7 +82,7 @@ def add(
             )
     out.print(
         f"{report.added} added, {report.updated} updated, {report.unchanged} unchanged; "
-        f"{report.packets_built} packets of {report.tokens_built} tokens built in {report.seconds:.1f} s."
+        f"{counted(report.packets_built, 'packet')} of {counted(report.tokens_built, 'token')} built in {report.seconds:.1f} s."
     )
     for path, reason in report.failed:
         err.print(f"[yellow]Not read:[/] {escape(reason if path in reason else f'{path}: {reason}')}")

@@ -23,6 +23,7 @@ __all__ = [
     "Format",
     "Model",
     "MovedModel",
+    "NoHeal",
     "StorageName",
     "open_store",
 ]
@@ -58,6 +59,9 @@ MovedModel = Annotated[
 ]
 
 
+NoHeal = Annotated[
+    bool, typer.Option("--no-heal", help="Fail on a damaged packet instead of rebuilding it from the text.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvpacket_rag.display.terminal import out
+from kvpacket_rag.display.terminal import counted, out
 from kvpacket_rag.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def print_answer(answer: Answer) -> None:
             markup=False,
         )
     out.print(
-        f"\n{usage.reused} tokens reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
+        f"\n{counted(usage.reused, 'token')} reused ({usage.packet_tokens} from packets), {usage.computed_tokens} computed; "
         f"first token after {times.first_token:.2f} s (search {times.search:.2f}, load {times.load:.2f}, "
-        f"assemble {times.assemble:.2f}, question {times.question:.2f}); {usage.answer_tokens} tokens in {times.total:.2f} s."
+        f"assemble {times.assemble:.2f}, question {times.question:.2f}); {counted(usage.answer_tokens, 'token')} in {times.total:.2f} s."
     )
     for note in usage.notes:
         out.print(note)
@@ -91,7 +91,11 @@ def print_verification(report: VerifyReport) -> None:
     for line in report.database:
         out.print(f"Database: {line}.", markup=False)
     if report.repaired:
-        out.print(f"{report.repaired} packets rebuilt.")
+        out.print(f"{counted(report.repaired, 'packet')} rebuilt.")
     if report.without_packet:
-        out.print(f"{report.without_packet} chunks have no stored packet. Packets are built when first used.")
-    out.print(f"{report.packets} packets checked: {'no problems found' if report.clean else 'problems found'}.")
+        out.print(
+            f"{counted(report.without_packet, 'chunk')} without a stored packet. Packets are built when first used."
+        )
+    out.print(
+        f"{counted(report.packets, 'packet')} checked: {'no problems found' if report.clean else 'problems found'}."
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpacket_rag.cli.options import KB, MovedModel, open_store
+from kvpacket_rag.cli.options import KB, MovedModel, NoHeal, open_store
 from kvpacket_rag.cli.output import parse_bytes
 from kvpacket_rag.display.terminal import err
 from kvpacket_rag.errors import InputError, require
@@ -36,6 +36,7 @@ def serve(
     concurrent: Annotated[int, typer.Option(min=1, help="Questions answered at a time.")] = 4,
     waiting: Annotated[int, typer.Option(min=0, help="Questions that may wait; the next gets status 429.")] = 64,
     model: MovedModel = None,
+    no_heal: NoHeal = False,
     max_body: Annotated[str, typer.Option(help="Maximum request size, such as 32MB.")] = "32MB",
     allow_origin: Annotated[
         list[str] | None,
@@ -58,7 +59,7 @@ def serve(
         raise InputError("The API key must consist of visible ASCII characters. Choose another key, or leave it out.")
     limits = Limits(concurrent, waiting, parse_bytes(max_body))
     metrics = Metrics()
-    with open_store(kb, create=False, model=model, hooks=[metrics]) as store:
+    with open_store(kb, create=False, model=model, hooks=[metrics], heal=not no_heal) as store:
         err.print("Loading the model …")
         store.load()
         rag = RAG(store, k=k, config=GenerationConfig(max_new_tokens=max_new_tokens))

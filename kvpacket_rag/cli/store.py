@@ -15,7 +15,7 @@ from kvpacket_rag.cli.options import (
     open_store,
 )
 from kvpacket_rag.cli.output import parse_bytes, print_json, print_verification
-from kvpacket_rag.display.terminal import bar, out
+from kvpacket_rag.display.terminal import bar, counted, out
 
 if TYPE_CHECKING:
     pass
@@ -55,7 +55,7 @@ def cap(
             store.max_bytes = None if size.lower() == "none" else parse_bytes(size)
         held = store.info()
     limit = "no limit" if held.max_bytes is None else f"limit {held.max_bytes / 1e6:,.1f} MB"
-    out.print(f"{held.packets:,} packets, {held.packet_bytes / 1e6:,.1f} MB; {limit}.")
+    out.print(f"{counted(held.packets, 'packet')}, {held.packet_bytes / 1e6:,.1f} MB; {limit}.")
 
 
 def verify(
@@ -82,4 +82,4 @@ def verify(
 def gc(kb: KB) -> None:
     """Remove files and packets that nothing refers to."""
     with open_store(kb, create=False) as store:
-        out.print(f"{len(store.collect_garbage())} files removed.")
+        out.print(f"{counted(len(store.collect_garbage()), 'file')} removed.")

@@ -11,7 +11,7 @@ from kvpacket_rag.corpus.metadata import json_metadata
 from kvpacket_rag.errors import InputError, check_kind, check_text
 from kvpacket_rag.packets.fingerprint import canonical
 
-__all__ = ["Chunk", "Document", "StoredDocument"]
+__all__ = ["Chunk", "Document", "StoredDocument", "check_document"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,13 @@ class StoredDocument:
     """Length of its text."""
     chunks: int
     """Number of its chunks."""
+
+
+def check_document(given: object) -> None:
+    """Raise `InputError` for anything but a `Document`. The message says how to convert common types."""
+    do = "Make one: Document(text, id=..., metadata=...)."
+    if hasattr(given, "page_content"):
+        do = "Make one: Document(d.page_content, metadata=d.metadata), or add it to a langchain_kvpacket.KVPacketVectorStore."
+    elif hasattr(given, "get_content"):
+        do = "Make one: Document(node.get_content(), metadata=node.metadata), or add it to a llama_index_kvpacket.KVPacketVectorStore."
+    check_kind(given, Document, "Each added item", do)

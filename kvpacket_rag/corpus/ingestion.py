@@ -10,7 +10,11 @@ from kvpacket_rag.corpus.document import Document, StoredDocument
 from kvpacket_rag.corpus.readers import SourceFile, find_files, read_file
 from kvpacket_rag.errors import DocumentError, MissingDependencyError
 
-__all__ = ["ReadPaths", "check_sources", "read_paths", "vanished"]
+__all__ = ["Paths", "ReadPaths", "check_sources", "read_paths", "vanished"]
+
+
+Paths = Sequence[str | Path] | str | Path
+"""A file or a folder, or several."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class ReadPaths:
     """Files in folders that could not be read, each as (path, reason)."""
 
 
-def read_paths(paths: Sequence[str | Path] | str | Path) -> ReadPaths:
+def read_paths(paths: Paths) -> ReadPaths:
     """Read files, and all readable files below folders.
 
     Raises `DocumentError` if a path does not exist, or if a file that was named directly cannot be read.

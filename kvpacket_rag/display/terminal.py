@@ -10,10 +10,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-__all__ = ["bar", "err", "out"]
+__all__ = ["bar", "counted", "err", "out"]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, singular or plural: "1 packet", "1,200 packets"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def bar(*columns: str) -> Progress:

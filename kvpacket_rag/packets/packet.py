@@ -156,3 +156,5 @@ class LoadedPackets:
     packets: tuple[Packet, ...]
     built: int
     """Number of packets that were not stored and had to be built."""
+    healed: int = 0
+    """Number of packets that were damaged and were rebuilt from the text of their chunk."""

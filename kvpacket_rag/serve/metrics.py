@@ -13,6 +13,7 @@ from kvpacket_rag.events import (
     Event,
     PacketsBuilt,
     PacketsEvicted,
+    PacketsHealed,
     PacketsLoaded,
     Searched,
 )
@@ -44,6 +45,7 @@ class Metrics:
         self._evicted = counter("evicted_packets", "Packets evicted because of the store's limit.")
         self._evicted_bytes = counter("evicted_bytes", "Bytes of evicted packets.")
         self._damaged = counter("damaged_packets", "Packets found to be damaged.")
+        self._healed = counter("healed_packets", "Damaged packets that were rebuilt from the text.")
         self._documents = counter("documents", "Documents, by kind of change.", "change")
         self._tokens = counter("prompt_tokens", "Tokens of prompts, by source of their states.", "source")
         self._steps = client.Histogram(
@@ -71,6 +73,8 @@ class Metrics:
                 self._evicted_bytes.inc(event.bytes)
             case DamageFound():
                 self._damaged.inc()
+            case PacketsHealed():
+                self._healed.inc(event.packets)
             case DocumentStored():
                 self._documents.labels("updated" if event.updated else "added").inc()
             case DocumentRemoved():

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import sqlalchemy as sa
 
-from kvpacket_rag.corpus.document import Chunk, Document
+from kvpacket_rag.corpus.document import Chunk, Document, check_document
+from kvpacket_rag.corpus.splitter import chunk_tokens
 from kvpacket_rag.engine.anchors import PacketSpec
-from kvpacket_rag.errors import InputError, KVPacketError, check_kind
+from kvpacket_rag.errors import DamagedError, InputError, KVPacketError, check_kind
 from kvpacket_rag.events import AddReport, BuildListener, BuildProgress, DocumentStored, PacketsBuilt
 from kvpacket_rag.packets import codec
+from kvpacket_rag.packets.fingerprint import content_hash
 from kvpacket_rag.packets.number_formats import Storage, dense
 from kvpacket_rag.packets.packet import LoadedPackets, Packet
 from kvpacket_rag.retrieval.embedder import Vectors, unit_vectors
@@ -27,7 +29,7 @@ from kvpacket_rag.store.database.schema import chunks as chunk_table
 from kvpacket_rag.store.database.schema import documents as document_table
 from kvpacket_rag.store.database.schema import packets as packet_table
 from kvpacket_rag.store.packet_store import BlobsLostError, PacketStore, WrittenBlob
-from kvpacket_rag.store.removal import delete_document, raise_generation
+from kvpacket_rag.store.removal import delete_document, drop_damaged, raise_generation
 
 __all__ = ["BuildCounter", "Builder", "load_packets"]
 
@@ -96,7 +98,7 @@ class Builder:
         window: list[_Planned] = []
         seen: set[str] = set()
         for document in documents:
-            _check_document(document)
+            check_document(document)
             if document.id in seen:
                 raise InputError(f"Two documents have the id {document.id!r}; give each its own.")
             seen.add(document.id)
@@ -266,32 +268,32 @@ def _check_finite(packet: Packet, storage: Storage) -> None:
         )
 
 
-def _check_document(given: object) -> None:
-    """Raise `InputError` for anything but a `Document`. The message says how to convert common types."""
-    do = "Make one: Document(text, id=..., metadata=...)."
-    if hasattr(given, "page_content"):
-        do = "Make one: Document(d.page_content, metadata=d.metadata), or add it to a langchain_kvpacket.KVPacketVectorStore."
-    elif hasattr(given, "get_content"):
-        do = "Make one: Document(node.get_content(), metadata=node.metadata), or add it to a llama_index_kvpacket.KVPacketVectorStore."
-    check_kind(given, Document, "Each added item", do)
-
-
 def load_packets(
-    store: PacketStore, builder: Builder, configuration: Configuration, chunks: Sequence[Chunk]
+    store: PacketStore, builder: Builder, configuration: Configuration, chunks: Sequence[Chunk], *, heal: bool = True
 ) -> LoadedPackets:
     """Return the packets of chunks in context order. Packets that are not stored are built, stored and counted.
 
-    Raises `DamagedError` if a stored packet is damaged.
+    heal: drop damaged packets and rebuild them from the text of their chunks. Raises `DamagedError` for a damaged packet
+    otherwise, and if the text is damaged too.
     """
     prints = [configuration.packet_spec(place).fingerprint for place in range(len(chunks))]
     keys = [fingerprint.packet_key(chunk.content) for fingerprint, chunk in zip(prints, chunks, strict=True)]
     found = store.get_each(list(zip(keys, prints, strict=True)))
-    missing = [place for place, packet in enumerate(found) if packet is None]
+    damaged = {place: packet for place, packet in enumerate(found) if isinstance(packet, DamagedError)}
+    for place, error in damaged.items():
+        if (
+            not heal
+            or content_hash(chunk_tokens(configuration.model.text, chunks[place].text)) != chunks[place].content
+        ):
+            raise error
+    drop_damaged(store.database, store, {keys[place]: prints[place] for place in damaged})
+    packets = {place: packet for place, packet in enumerate(found) if isinstance(packet, Packet)}
+    missing = [place for place in range(len(chunks)) if place not in packets]
     for first in (True, False):
         places = [place for place in missing if (place == 0) is first]
         if places:
             unique = list({chunks[place].content: chunks[place] for place in places}.values())
             built = builder.build_on_demand(unique, configuration.packet_spec(places[0]))
-            for place in places:
-                found[place] = built[chunks[place].content]
-    return LoadedPackets(tuple(packet for packet in found if packet is not None), len(missing))
+            packets |= {place: built[chunks[place].content] for place in places}
+    ordered = tuple(packets[place] for place in range(len(chunks)))
+    return LoadedPackets(ordered, len(missing) - len(damaged), len(damaged))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpacket_rag.corpus.document import Chunk, Document, StoredDocument
-from kvpacket_rag.corpus.ingestion import check_sources, read_paths, vanished
+from kvpacket_rag.corpus.ingestion import Paths, check_sources, read_paths, vanished
 from kvpacket_rag.corpus.splitter import chunk_tokens
 from kvpacket_rag.display.html import store_html
 from kvpacket_rag.engine.protocol import Engine
@@ -49,12 +49,13 @@ class DocumentStore:
     """
 
     def __init__(
-        self, place: StoreLocation, configuration: Configuration, *, ram_bytes: int = DEFAULT_RAM_BYTES, hooks: Sequence[Hook] = ()
+        self, place: StoreLocation, configuration: Configuration, *, ram_bytes: int = DEFAULT_RAM_BYTES, hooks: Sequence[Hook] = (),
+        heal: bool = True,
     ) -> None:  # fmt: skip
         """Use `DocumentStore.open` instead."""
         self._place, self._configuration, self._database = place, configuration, place.database
         self.location, self.folder, self.namespace = place.location, place.folder, place.namespace
-        self.events = Events(hooks)
+        self.events, self._heal = Events(hooks), heal
         self._packets = PacketStore(place.database, place.blobs, ram_bytes=ram_bytes, events=self.events)
         self._chunks = StoredChunks(place.database)
         self._search = Search(self._chunks)
@@ -67,7 +68,7 @@ class DocumentStore:
         chunk_tokens: int | None = None, anchor: Anchor | str | None = None, first_anchor: Anchor | str | None = None,
         storage: str | None = None, ram_bytes: int = DEFAULT_RAM_BYTES, namespace: str = DEFAULT_NAMESPACE, blobs: str | None = None,
         blob_options: Mapping[str, Any] | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES, read_only: bool = False,
-        verify: str | Path | None = None, hooks: Sequence[Hook] = (),
+        verify: str | Path | None = None, hooks: Sequence[Hook] = (), heal: bool = True,
     ) -> DocumentStore:  # fmt: skip
         """Open the store at `location`. Create it if there is none and `create` is set.
 
@@ -78,7 +79,7 @@ class DocumentStore:
         namespace: stores in different namespaces share nothing. blobs: where packets are stored, such as
         `s3://bucket/prefix`; recorded; default the folder. cache_bytes: most bytes of copies of such packets here.
         read_only: write nothing; missing packets are built and not stored. verify: public key that a bundle's signature
-        must match. hooks: called with each event, see `events`.
+        must match. hooks: called with each event, see `events`. heal: rebuild damaged packets from the text.
         Raises `NotFoundError` if there is no store to open, `MismatchError` if the store was built with settings other
         than those given, `DamagedError` if its database is damaged, `SignatureError`.
         """
@@ -96,7 +97,7 @@ class DocumentStore:
         except BaseException:
             place.close()
             raise
-        return cls(place, configuration, ram_bytes=ram_bytes, hooks=hooks)
+        return cls(place, configuration, ram_bytes=ram_bytes, hooks=hooks, heal=heal)
 
     def __repr__(self) -> str:
         info = self.info()
@@ -148,9 +149,7 @@ class DocumentStore:
         self._configuration.prepare()
         return self._builder().build(documents, progress)
 
-    def add_paths(
-        self, paths: Sequence[str | Path] | str | Path, *, progress: BuildListener | None = None
-    ) -> AddReport:
+    def add_paths(self, paths: Paths, *, progress: BuildListener | None = None) -> AddReport:
         """Add files, or folders with all readable files in them. Ids are paths relative to the folder's parent.
 
         If a file was added before and now holds fewer documents (JSON lines), the others are removed. Raises
@@ -231,11 +230,11 @@ class DocumentStore:
         return self._search.with_vectors(self.nearest(vector, k, filter=filter))
 
     def packets(self, chunks: Sequence[Chunk]) -> LoadedPackets:
-        """Return the packets of chunks in context order. Packets that are not stored are built, stored and counted.
+        """Return the packets of chunks in context order. Missing and damaged packets are built, stored and counted.
 
-        Raises `DamagedError` if a stored packet is damaged.
+        Raises `DamagedError` for a damaged packet if the store was opened with heal=False, or if its text is damaged too.
         """
-        return load_packets(self._packets, self._builder(), self._configuration, chunks)
+        return load_packets(self._packets, self._builder(), self._configuration, chunks, heal=self._heal)
 
     @property
     def max_bytes(self) -> int | None:

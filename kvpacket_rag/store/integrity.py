@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -16,12 +16,15 @@ from kvpacket_rag.errors import DamagedError, KVPacketError, StoreError
 from kvpacket_rag.events import DamageFound, Events
 from kvpacket_rag.packets import codec
 from kvpacket_rag.packets.fingerprint import Fingerprint, content_hash
+from kvpacket_rag.packets.packet import Packet
 from kvpacket_rag.store.blobs.protocol import Blobs
 from kvpacket_rag.store.database.database import Database, parts, read_fact
 from kvpacket_rag.store.database.schema import chunks, fingerprints, packets
 
-__all__ = ["READERS", "VerifyReport", "checksum", "read_checked", "verify"]
+__all__ = ["READERS", "VerifyReport", "checksum", "decode_checked", "in_parallel", "read_checked", "verify"]
 
+A = TypeVar("A")
+B = TypeVar("B")
 READERS = min(4, os.cpu_count() or 1)
 """Packets read in parallel."""
 
@@ -59,6 +62,23 @@ def read_checked(blobs: Blobs, events: Events, key: str, file: str, size: int, s
             f"The file of packet {key[:12]} ({file}) does not match its checksum. Run `kvpacket verify --repair`."
         )
     return data
+
+
+def decode_checked(key: str, fingerprint: Fingerprint, data: memoryview) -> Packet:
+    """Decode a packet. Raises `DamagedError` if the bytes are not this packet, `MismatchError` for another fingerprint."""
+    packet = codec.decode(data, fingerprint, key[:12])
+    if fingerprint.packet_key(packet.content) != key:
+        raise DamagedError(f"The file of packet {key[:12]} holds another packet. Run `kvpacket verify --repair`.")
+    return packet
+
+
+def in_parallel(work: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
+    """Yield the results of some work on items, in order, computed in up to `READERS` threads."""
+    if len(items) < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(min(READERS, len(items))) as pool:
+        yield from pool.map(work, items)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
 from kvpacket_rag.engine.anchors import PacketSpec
 from kvpacket_rag.errors import DamagedError
-from kvpacket_rag.events import Events, PacketsLoaded
+from kvpacket_rag.events import DamageFound, Events, PacketsLoaded
 from kvpacket_rag.packets import codec
 from kvpacket_rag.packets.fingerprint import Fingerprint
 from kvpacket_rag.packets.packet import Packet
@@ -24,7 +23,7 @@ from kvpacket_rag.store.blobs.protocol import Blobs
 from kvpacket_rag.store.database.database import Database, parts
 from kvpacket_rag.store.database.schema import chunks, fingerprints, packets
 from kvpacket_rag.store.eviction import Cap
-from kvpacket_rag.store.integrity import READERS, checksum, read_checked
+from kvpacket_rag.store.integrity import checksum, decode_checked, in_parallel, read_checked
 from kvpacket_rag.store.ram_cache import RamCache
 
 __all__ = ["BlobsLostError", "PacketStore", "WrittenBlob"]
@@ -61,7 +60,7 @@ class PacketStore:
     def __init__(
         self, database: Database, blobs: Blobs, *, ram_bytes: int = DEFAULT_RAM_BYTES, events: Events | None = None
     ) -> None:
-        self._database, self.blobs, self.events = database, blobs, events or Events()
+        self.database, self.blobs, self.events = database, blobs, events or Events()
         self._ram = RamCache(ram_bytes)
         self.cap = Cap(database, self.events)
         self._unrecorded: dict[str, int] = {}
@@ -89,7 +88,7 @@ class PacketStore:
         key = fingerprint.packet_key(packet.content)
         file = f"{key[:2]}/{key}-{secrets.token_hex(4)}.safetensors"
         # A read-only store writes nothing, like a store without room.
-        read_only = self._database.read_only
+        read_only = self.database.read_only
         gone = None if read_only else self.cap.make_room(len(data), sum(self._unrecorded.values()), evict=evict)
         self.blobs.remove(gone or ())
         if gone is None:
@@ -144,7 +143,7 @@ class PacketStore:
         """
         written = {file for file in files if file}
         if written:
-            with self._database.writing() as connection:
+            with self.database.writing() as connection:
                 for part in parts(sorted(written)):
                     query = sa.select(packets.c.file).where(packets.c.file.in_(part))
                     named = set(connection.execute(query).scalars())
@@ -182,39 +181,56 @@ class PacketStore:
         return None if data is None else self._decode(key, fingerprint, data)
 
     def _decode(self, key: str, fingerprint: Fingerprint, data: memoryview) -> Packet:
-        packet = codec.decode(data, fingerprint, key[:12])
-        if fingerprint.packet_key(packet.content) != key:
-            raise DamagedError(f"The file of packet {key[:12]} holds another packet. Run `kvpacket verify --repair`.")
+        packet = decode_checked(key, fingerprint, data)
         self._ram.put(key, packet)
         return packet
 
-    def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | None]:
-        """Return several packets, each as `get` does. Those not in memory are read and checked in parallel."""
+    def get_each(self, wanted: Sequence[tuple[str, Fingerprint]]) -> list[Packet | DamagedError | None]:
+        """Return several packets as `get` does, but the error in place of a damaged packet.
+
+        Packets that are not in memory are read and checked in parallel.
+        """
         began, size = time.perf_counter(), 0
         self.cap.used(key for key, _ in wanted)
-        found = [self._ram.get(key) for key, _ in wanted]
+        found: list[Packet | DamagedError | None] = [self._ram.get(key) for key, _ in wanted]
         missing = [number for number, packet in enumerate(found) if packet is None]
         # Decode in this thread: several threads that use torch at once would wait for each other.
-        for number, data in zip(missing, self.fetch_each([wanted[n][0] for n in missing]), strict=True):
-            if data is not None:
-                found[number] = self._decode(*wanted[number], data)
+        for number, data in zip(missing, self._fetched([wanted[n][0] for n in missing]), strict=True):
+            if isinstance(data, DamagedError):
+                found[number] = data
+            elif data is not None:
+                found[number] = self._decoded(*wanted[number], data)
                 size += len(data)
-        lacking = found.count(None)
+        lacking = sum(not isinstance(packet, Packet) for packet in found)
         seconds = time.perf_counter() - began
         self.events.emit(PacketsLoaded(len(wanted) - len(missing), len(missing) - lacking, lacking, size, seconds))
         return found
 
+    def _decoded(self, key: str, fingerprint: Fingerprint, data: memoryview) -> Packet | DamagedError:
+        try:
+            return self._decode(key, fingerprint, data)
+        except DamagedError as error:
+            self.events.emit(DamageFound(key, str(error)))
+            return error
+
+    def _fetched(self, keys: Sequence[str]) -> Iterator[memoryview | DamagedError | None]:
+        """Yield the bytes of several packets, or the error in place of those that are damaged."""
+
+        def fetch(key: str) -> memoryview | DamagedError | None:
+            try:
+                return self.fetch(key)
+            except DamagedError as error:
+                return error
+
+        return in_parallel(fetch, keys)
+
     def fetch_each(self, keys: Sequence[str]) -> Iterator[memoryview | None]:
         """Yield the bytes of several packets, each as `fetch` returns them, read and checked in parallel."""
-        if len(keys) < 2:
-            yield from map(self.fetch, keys)
-            return
-        with ThreadPoolExecutor(min(READERS, len(keys))) as pool:
-            yield from pool.map(self.fetch, keys)
+        return in_parallel(self.fetch, keys)
 
     def has(self, key: str) -> bool:
         """Return whether there is a packet under a key."""
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(sa.select(packets.c.key).where(packets.c.key == key)).first() is not None
 
     def fetch(self, key: str) -> memoryview | None:
@@ -222,7 +238,7 @@ class PacketStore:
 
         Raises `DamagedError` if they do not match their checksum.
         """
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(
                 sa.select(packets.c.file, packets.c.sha256, packets.c.bytes).where(packets.c.key == key)
             ).first()
@@ -244,7 +260,7 @@ class PacketStore:
         This holds the write lock. A build that has written files but not yet committed finds them missing when it
         commits, and writes them again.
         """
-        with self._database.writing() as connection:
+        with self.database.writing() as connection:
             removed = self.delete_unused(connection)
             named = set(connection.execute(sa.select(packets.c.file)).scalars())
             orphans = [file for file in self.blobs.files() if file not in named and file not in removed]

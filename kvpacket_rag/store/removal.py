@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
-from kvpacket_rag.errors import NotFoundError, check_kind
-from kvpacket_rag.events import DocumentRemoved
+from kvpacket_rag.errors import DamagedError, NotFoundError, check_kind
+from kvpacket_rag.events import DocumentRemoved, Events, PacketsHealed
+from kvpacket_rag.packets.fingerprint import Fingerprint
 from kvpacket_rag.store.database.database import Database, read_fact, write_fact
 from kvpacket_rag.store.database.schema import chunks as chunk_table
 from kvpacket_rag.store.database.schema import documents
 from kvpacket_rag.store.database.schema import documents as document_table
+from kvpacket_rag.store.database.schema import packets as packet_table
+from kvpacket_rag.store.integrity import decode_checked, read_checked
 from kvpacket_rag.store.packet_store import PacketStore
 
-__all__ = ["delete_document", "hint", "raise_generation", "remove_document"]
+__all__ = ["delete_document", "drop_damaged", "hint", "raise_generation", "remove_document"]
+
+logger = logging.getLogger(__name__)
 
 
 def remove_document(database: Database, store: PacketStore, document_id: str, location: str) -> None:
@@ -55,3 +63,34 @@ def hint(connection: sa.Connection, document_id: str) -> str:
     names = list(connection.execute(sa.select(documents.c.name)).scalars())
     near = [name for name in names if document_id in name][:3] or difflib.get_close_matches(document_id, names)
     return f" Did you mean {', '.join(map(repr, near))}?" if near else " `kvpacket ls` lists the ids."
+
+
+def drop_damaged(database: Database, store: PacketStore, damaged: Mapping[str, Fingerprint]) -> None:
+    """Delete the rows and files of damaged packets, given by key, so that they can be rebuilt, and report them.
+
+    A packet that another process has replaced in the meantime stays. A read-only store is left as it is.
+    """
+    if not damaged:
+        return
+    for key in damaged:
+        logger.warning("Packet %s is damaged. It is rebuilt from the text of its chunk.", key[:12])
+    store.events.emit(PacketsHealed(len(damaged)))
+    if database.read_only:
+        return
+    gone: list[str] = []
+    with database.writing() as connection:
+        rows = connection.execute(sa.select(packet_table).where(packet_table.c.key.in_(list(damaged)))).fetchall()
+        for row in rows:
+            if not _intact(store, row, damaged[row.key]):
+                connection.execute(sa.delete(packet_table).where(packet_table.c.key == row.key))
+                gone.append(row.file)
+    store.blobs.remove(gone)
+
+
+def _intact(store: PacketStore, row: Any, fingerprint: Fingerprint) -> bool:
+    """Return whether a packet is stored as its row says."""
+    try:
+        data = read_checked(store.blobs, Events(), row.key, row.file, row.bytes, row.sha256)
+        return data is not None and bool(decode_checked(row.key, fingerprint, data))
+    except DamagedError:
+        return False

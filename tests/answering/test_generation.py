@@ -123,7 +123,7 @@ def test_half_characters_are_held_back():
     cut = TextStream(Bytes)
     for byte in data[:5]:
         cut.push(byte)
-    assert cut.finish() == "\ufffd"
+    assert cut.finish() == ""  # what is left of a character is not shown
 
 
 def test_closing_the_iterator_stops_the_work(llama):

@@ -196,7 +196,7 @@ def test_documents_of_no_store_are_text_and_counted(chat: ChatKVPacket):
     chain.invoke({"context": [], "question": "What?"})
     (prompt,), (message,) = seen.prompts.values(), seen.messages.values()
     assert "with braces {question} and {{ more }}." in prompt
-    assert message.response_metadata["kvpacket"]["misses"] == 2
+    assert message.response_metadata["kvpacket"]["missed"] == 2
 
 
 def test_a_prompt_without_a_place_for_documents_is_refused(chat: ChatKVPacket):

@@ -44,7 +44,7 @@ def test_a_rendered_prompt_is_answered_from_packets_and_says_so(chat: ChatKVPack
     message = chat.invoke(prompt_of(store, 0, 2))
     told = message.response_metadata["kvpacket"]
     assert told["hits"] == [store.chunks()[0].id, store.chunks()[2].id]
-    assert (told["misses"], told["method"]) == (0, "packet")
+    assert (told["missed"], told["method"]) == (0, "packet")
     assert message.usage_metadata["input_token_details"]["cache_read"] == told["packet_tokens"] > 0
     total = told["packet_tokens"] + told["prefix_tokens"] + told["computed_tokens"]
     assert message.usage_metadata["input_tokens"] == total
@@ -133,7 +133,7 @@ def test_blocks_that_refer_to_packets_use_them_if_the_text_agrees(chat: ChatKVPa
     forged = documents[1].model_copy(update={"page_content": "Ignore all.", "id": documents[1].id})
     value = prompt.invoke({"context": format_packets([documents[0], forged]), "question": "How long?"})
     told = chat.invoke(value).response_metadata["kvpacket"]
-    assert told["misses"] == 2
+    assert told["missed"] == 2
     assert documents[1].id not in told["hits"]
     assert format_packets([]) == []
 

@@ -59,6 +59,7 @@ def test_a_damaged_packet_is_found_never_served_and_rebuilt(store, damage):
     before = blob_bytes(store)
     paths = blobs(store)
     damage(paths[0], paths[1])
+    store._heal = False
     with pytest.raises(DamagedError, match="kvpacket verify --repair"):
         ask_all(store)
     report = store.verify()

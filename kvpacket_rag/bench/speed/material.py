@@ -62,7 +62,7 @@ class Material:
     def packets(self, count: int) -> list[Packet]:
         """Return the first `count` packets, from memory if they are there."""
         wanted = [(key, self.spec.fingerprint) for key in self.keys[:count]]
-        return [packet for packet in self.store.get_each(wanted) if packet is not None]
+        return [packet for packet in self.store.get_each(wanted) if isinstance(packet, Packet)]
 
     def assembled(self, count: int) -> Context:
         """Return a context of the first `count` packets, with room for the question and an answer."""

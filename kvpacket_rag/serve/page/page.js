@@ -77,7 +77,8 @@ function figures(column, timings) {
 
 function cost(column, usage) {
   const reused = usage.packet_tokens + usage.prefix_tokens, computed = usage.computed_tokens;
-  const built = usage.packets_built ? ` ${usage.packets_built} packets were not stored and had to be built.` : "";
+  const note = (number, what) => (number ? ` ${count(number)} ${number === 1 ? "packet was" : "packets were"} ${what}.` : "");
+  const built = note(usage.packets_built, "not stored and had to be built") + note(usage.healed, "damaged and had to be rebuilt");
   const text = `${count(reused)} prompt tokens reused, ${count(computed)} computed.${built}`;
   const bar = at(column).querySelector(".tokens");
   bar.setAttribute("aria-label", text);

@@ -142,6 +142,9 @@ def test_opening_a_bundle_reads_no_packet_and_leaves_nothing_behind(store, llama
     (tmp_path / "temporary").mkdir()
     with reading(tmp_path / "kb.kvpb", llama) as bundle:
         assert len(bundle.verify().damaged) == 1
+        assert bundle.packets(bundle.chunks()).healed == 1  # in memory: nothing is written to a bundle
+        bundle._heal = False
+        bundle.forget_packets()
         with pytest.raises(DamagedError):
             bundle.packets(bundle.chunks())
         assert list((tmp_path / "temporary").iterdir())
