@@ -266,9 +266,10 @@ def test_with_full_prefill_nothing_of_a_prompt_is_reused(rag):
         rag.prompt(QUESTION, method="fast")
 
 
-def test_a_prompt_without_documents_is_prefix_and_question(rag):
-    prefix, question = rag.prompt(QUESTION, filter={"part": "nothing"})
+def test_a_prompt_begins_with_the_prefix_and_ends_with_the_question(rag):
+    prefix, *packets, question = rag.prompt(QUESTION)
     assert (prefix.kind, question.kind, question.chunk) == ("prefix", "question", None)
+    assert {block.kind for block in packets} == {"packet"}
     assert isinstance(prefix, Block)
 
 
